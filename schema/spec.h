@@ -1,0 +1,140 @@
+/* spec.h - the job spec: what to train, on what, how, and under which runtime
+ * policy.
+ *
+ * A submitted spec is resolved once: every default is filled in, every field
+ * checked, unknown ones refused. Training semantics (model, record, data,
+ * training) are hashed into the resume signature; the runtime policy may
+ * change at any time. Both programs parse the same resolved JSON. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "schema/digest.h"
+#include "schema/err.h"
+#include "schema/record_desc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct model_spec {
+    /* type policy_value_transformer */
+    int d_model, layers, heads, ff;
+    int max_length; /* learned positions per tokens field; default 512 */
+    double dropout; /* [0, 1) */
+};
+
+enum schedule_type { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
+enum shuffle_mode { SHUFFLE_NONE, SHUFFLE_BUFFER };
+enum bad_records { BAD_FAIL, BAD_SKIP };
+
+struct training_spec {
+    int epochs;           /* default 1 */
+    int effective_batch;  /* records per optimizer step; default 64 */
+    int64_t seed;         /* 0 … 2^53 - 1; default 0 */
+    struct {              /* adamw */
+        double lr, weight_decay, beta1, beta2, eps;
+    } optimizer;
+    struct {
+        enum schedule_type type; /* default constant */
+        int warmup_steps;        /* default 0 */
+        double final_fraction;   /* of lr, where linear and cosine end; 0 */
+    } schedule;
+    double clip_norm;     /* 0: off; default 1 */
+    double *losses;       /* weight per field of the record; 0 for inputs;
+                           * targets default to 1 */
+    struct {
+        enum shuffle_mode mode; /* default buffer */
+        int size;               /* default 10000 */
+    } shuffle;
+};
+
+struct data_spec {
+    char *dataset;
+    char *shards_glob; /* NULL: all */
+    int shards_last;   /* 0: all */
+    enum bad_records bad_records;
+    double policy_tolerance; /* default 0.01 */
+};
+
+enum padding_mode { PADDING_DYNAMIC, PADDING_STABLE };
+enum on_oom { OOM_FAIL, OOM_SPLIT };
+
+struct runtime_policy {
+    char device[16];      /* auto, cpu, cuda, mps */
+    int micro_batch;      /* default min(16, effective_batch) */
+    int threads;          /* 0: the first worker's cores, kept from then on */
+    int checkpoint_every; /* micro-batches; default 1000; 0: at the end only */
+    int keep;             /* checkpoints kept per cycle; default 2, at least 2 */
+    int empty_cache_every; /* micro-batches; -1: the device's default */
+    struct {              /* 0: off; -1: the device's default */
+        double device_memory_mb, rss_mb, seconds;
+        int64_t every_micro_batches;
+    } restart;
+    struct {
+        enum padding_mode mode; /* default dynamic */
+        int *minimum;           /* per dimension of the record; 0: none */
+    } padding;
+    struct {
+        double high_watermark_ratio, low_watermark_ratio; /* -1: unset */
+    } mps;
+    enum on_oom on_oom;   /* default fail */
+    bool exact_require;
+};
+
+struct limits {
+    int failures, lost, no_progress; /* 3, 20, 10 */
+};
+
+struct spec {
+    char *name, *kind;
+    int cycles;   /* 0: each started by POST …/cycles; default 1 */
+    int priority; /* -100 … 100, default 0 */
+    json_t *labels; /* object of strings */
+    json_t *after;  /* list of job ids */
+    struct model_spec model;
+    struct record_desc record;
+    struct data_spec data;
+    struct training_spec training;
+    struct runtime_policy runtime;
+    struct limits limits;
+    json_t *resolved; /* the whole spec with its defaults, canonical */
+    char signature[DIGEST_HEX]; /* of the semantics, without a data snapshot */
+};
+
+/* Parse and resolve. ERR_INVALID with the pointer of the first bad field. */
+int spec_parse(const json_t *in, struct spec *ret, struct err *err);
+void spec_release(struct spec *s);
+
+/* The runtime policy alone, as PATCH carries it: `patch` (RFC 7396) merged
+ * over `current`; *ret_json is the new whole policy, checked. Pointers in
+ * errors begin with /runtime. ERR_INVALID. */
+int runtime_patch(const struct spec *s, const json_t *current,
+                  const json_t *patch, json_t **ret_json, struct err *err);
+/* Parse a resolved runtime policy for the spec's record. */
+int runtime_parse(const json_t *in, const struct record_desc *record,
+                  int effective_batch, struct runtime_policy *ret,
+                  struct err *err);
+void runtime_release(struct runtime_policy *r);
+
+/* Signature of a cycle: the job's semantics with the data snapshot's digest. */
+void spec_cycle_signature(const struct spec *s, const char *data_digest,
+                          char out[DIGEST_HEX]);
+/* The first field, as a JSON pointer, in which the training semantics of two
+ * resolved specs differ: 1 and *ret filled, or 0. */
+int spec_semantics_diff(const json_t *a, const json_t *b, char *ret, size_t cap);
+
+/* Optimizer steps of a cycle: epochs times the batches of one epoch, the last
+ * of which may be partial. */
+int64_t spec_steps(const struct spec *s, int64_t records);
+/* Learning rate of optimizer step `step` (0-based) of `steps`: warm-up to lr
+ * over warmup_steps (step 0 trains with lr/warmup), then constant, linear or
+ * cosine to final_fraction·lr at the last step. A pure function of the step. */
+double spec_learning_rate(const struct training_spec *t, int64_t step,
+                          int64_t steps);
+/* Trainable parameters of the model, computed, not built. */
+int64_t spec_parameters(const struct spec *s);
+
+#ifdef __cplusplus
+}
+#endif

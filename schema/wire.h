@@ -1,0 +1,67 @@
+/* wire.h - the worker protocol: what pawl-worker and pawld say to each other.
+ *
+ * JSON over HTTP, paths under /v1/leases. Every body carries the lease's
+ * `token`; an older one gets 409 and changes nothing. Any write may be sent
+ * again and gets the first answer. (?) marks what may be absent or null.
+ *
+ * Claim    POST /v1/leases                        201, or 204: nothing to do
+ *   > {"worker": {"name", "host", "pid", "started", "boot", "local": bool,
+ *      "devices": [{"kind", "name"?, "memory_bytes"?}], "cpus", "version",
+ *      "library": {…}}, "claim": "uuid of this process", "wait": seconds}
+ *     started: start time of the process in clock ticks since boot
+ *     (/proc/self/stat field 22); with pid and boot id it names a process for
+ *     good. library: torch_describe(), the machine's part of the fingerprint.
+ *     A repeated claim with the same "claim" gets the same lease.
+ *   < {"lease": {"id", "token", "cycle_id", "job", "cycle"},
+ *      "heartbeat_s", "expiry_s",
+ *      "spec": {…resolved…}, "runtime": {…}, "runtime_version": n,
+ *      "device": "cpu", "threads": n,         resolved: never auto, never 0
+ *      "signature", "steps", "records",       of this cycle
+ *      "step_base": optimizer steps of the job's earlier cycles,
+ *      "fingerprint": {…},                    to be put into manifests
+ *      "data": {"digest", "shards": [{"name", "path", "bytes", "records",
+ *               "mtime_ns", "inode", "block_bytes", "blocks": [sha256, …]}]},
+ *      "checkpoint": {"id", "digest", "manifest"}?,   where to go on
+ *      "initial":    {"id", "digest", "manifest"}?}   end of the cycle before:
+ *                                  its tensors, but step 0 and a fresh feed
+ *
+ * Heartbeat  POST /v1/leases/{id}/heartbeat       200
+ *   > {"token", "stage": "load"|"first_step"|"train"|"save",
+ *      "position": {"step", "epoch", "records", "micro_batches"},  totals
+ *      "records_per_s"?, "seq": n,      grows by one with each heartbeat
+ *      "metrics": [[step, {"loss": x, …}], …],     not yet acknowledged
+ *      "memory": [{"step", "at_ms", "allocated_bytes"?, "device_bytes"?,
+ *                  "rss_bytes"?, "available_bytes"?, "swap_bytes"?,
+ *                  "shapes"}, …],
+ *      "logs": [{"at_ms", "level", "text"}, …],
+ *      "data": {"skipped", "bad": [{shard, line, offset, field, detail}]}}
+ *   < {"do": "continue"|"yield"|"stop", "reason": "pause"|"drain"|"cancel"|…?,
+ *      "runtime": {…}?, "runtime_version"}     runtime: only when it is newer
+ *   Metric step n is the loss of optimizer step n, 1-based: after n steps.
+ *   Numbers that are not finite travel as null.
+ *
+ * Chunk    PUT /v1/leases/{id}/chunks/{sha256}    204; raw bytes, header
+ *   Pawl-Token; a digest that does not match is 400. A chunk that is there
+ *   already is a 204 too.  HEAD on the same path: 200 or 404.
+ *
+ * Checkpoint POST /v1/leases/{id}/checkpoints     201 {"id", "digest"}
+ *   > {"token", "manifest": {…}, "release": {…}?}   release: as below; outcome,
+ *     checkpoint, metrics and next state are one transaction.
+ *
+ * Release  POST /v1/leases/{id}/release           200 {"outcome"}
+ *   > {"token", "outcome": "finished"|"yielded"|"failed",
+ *      "reason": yielded: "memory"|"steps"|"time"|"drain"|"pause"; else a
+ *                sentence, "detail"?: a sentence for yields ("rss_mb 900 …"),
+ *      "position", "metrics", "memory", "logs", "data": as in a heartbeat,
+ *      "error": {"code": err_word, "detail", "shard"?, "line"?, "offset"?,
+ *                "field"?, "stage"?, "final": bool, "checkpoint"?: id of one
+ *                that did not verify}?}
+ *   `finished` is only accepted with a checkpoint at the cycle's last step.
+ */
+#pragma once
+
+#define WIRE_TOKEN_HEADER "Pawl-Token"
+#define WIRE_HEARTBEAT_S 2
+#define WIRE_EXPIRY_S 30
+#define WIRE_WAIT_MAX_S 60
+#define WIRE_BLOCK_BYTES (1024 * 1024)

@@ -1,0 +1,116 @@
+/* httpd.h - HTTP in, handlers out: the only file that knows libmicrohttpd.
+ *
+ * One event thread reads requests: it guards (framing, Host, size, token), finds
+ * the route, parses a JSON body, and gives the request to the route's lane. A
+ * handler is parse, call the noun, reply; it runs on its lane's thread with that
+ * lane's database connection:
+ *
+ *   READ    a few threads, read-only connections
+ *   WRITE   one thread, pawl.db. Requests that queued up together share one
+ *           commit; each has its own savepoint, rolled back when the handler
+ *           fails. The answer leaves after the commit.
+ *   CHUNK   one thread, checkpoints.db
+ *
+ * A route's `prepare`, if any, runs on a READ thread before a WRITE handler:
+ * costly checks that need no write (parse a spec, verify chunks). What it
+ * makes goes into req->prepared.
+ * A handler that has nothing to say yet calls reply_wait: the request is parked
+ * and the handler runs again when something it named has changed or its time
+ * has come. Errors become problem+json here, once. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "schema/buf.h"
+#include "schema/err.h"
+#include "server/store.h"
+
+enum lane { LANE_READ, LANE_WRITE, LANE_CHUNK };
+enum role { ROLE_NONE, ROLE_ANY }; /* ROLE_NONE: no token needed */
+
+struct server; /* options, folders, supervisor: server.h */
+
+struct ctx {
+    struct store *st;      /* this lane's connection to pawl.db (CHUNK: to
+                            * checkpoints.db) */
+    struct store *chunks;  /* a read-only connection to checkpoints.db */
+    struct server *server;
+    int64_t now_ms;        /* wall clock, for what people read */
+    int64_t mono_ms;       /* CLOCK_MONOTONIC, for expiry */
+};
+
+struct upload; /* a streamed body on its way to disk: upload.h */
+
+struct request {
+    const char *method, *path;
+    json_t *json;          /* the parsed body, or NULL when there was none */
+    struct buf body;       /* raw, for routes that are not JSON */
+    struct upload *upload; /* for streamed routes: complete, not yet published */
+    void *prepared;
+    void (*prepared_free)(void *);
+    bool last_wait;        /* the long poll's time is up: answer now */
+    bool by_cookie;        /* the page, not a script */
+    void *conn;            /* httpd.c's own */
+};
+
+/* Path parameter by its name in the route, decoded once; never NULL. */
+const char *req_param(const struct request *req, const char *name);
+/* A path parameter that must be an id: ERR_NOT_FOUND when it is not one. */
+int req_id(const struct request *req, const char *name, int64_t *ret,
+           struct err *err);
+/* Query parameter, decoded, or NULL. An integer one in a range, with default;
+ * ERR_INVALID naming it. */
+const char *req_query(const struct request *req, const char *name);
+int req_query_int(const struct request *req, const char *name, int64_t min,
+                  int64_t max, int64_t fallback, int64_t *ret, struct err *err);
+const char *req_header(const struct request *req, const char *name);
+/* What the client wants a JSON answer as: ?as= before Accept. */
+enum as { AS_JSON, AS_TEXT, AS_CSV };
+enum as req_as(const struct request *req);
+/* Deadline (mono_ms) of ?wait= or a body's "wait", counted from the first run
+ * of the handler, so that re-runs do not extend it. */
+int64_t req_deadline(struct request *req, const struct ctx *ctx, int64_t wait_s);
+
+struct reply; /* what to answer; made by httpd.c, filled by one of these */
+
+/* JSON, or what req_as says (text: aligned columns or `key  value` lines).
+ * Takes the reference. */
+int reply_json(struct reply *ret, int status, json_t *body);
+int reply_empty(struct reply *ret, int status);
+/* Takes the buffer's memory. */
+int reply_bytes(struct reply *ret, int status, const char *type, struct buf *b);
+/* Parts laid end to end, with ETag, Range, If-None-Match and HEAD handled
+ * here. `read` copies up to `len` bytes at `offset` into `out` on a READ thread
+ * and returns how many, or < 0. Takes `source`, freed by `done`. */
+typedef int64_t reply_read_fn(struct ctx *ctx, void *source, int64_t offset,
+                              char *out, size_t len, struct err *err);
+int reply_body(struct reply *ret, const char *type, const char *etag,
+               const char *filename, int64_t bytes, reply_read_fn *read,
+               void *source, void (*done)(void *));
+/* A stream without a length: `next` runs on a READ thread whenever one of
+ * `notices` happened or a second passed, appends to *out, and returns 1 to go
+ * on or 0 to end. */
+typedef int reply_next_fn(struct ctx *ctx, void *source, struct buf *out,
+                          struct err *err);
+int reply_stream(struct reply *ret, const char *type, unsigned notices,
+                 reply_next_fn *next, void *source, void (*done)(void *));
+/* Run this handler again after one of `notices`, or at until_ms (mono). */
+int reply_wait(struct reply *ret, unsigned notices, int64_t until_ms);
+void reply_header(struct reply *ret, const char *name, const char *value);
+
+typedef int handler_fn(struct ctx *ctx, struct request *req, struct reply *ret,
+                       struct err *err);
+
+struct route {
+    const char *method, *path;
+    size_t body_max;
+    enum lane lane;
+    enum role role;
+    handler_fn *handler, *prepare;
+    unsigned flags;
+};
+enum route_flags {
+    ROUTE_RAW = 1,    /* the body is bytes, not JSON */
+    ROUTE_STREAM = 2, /* the body goes to disk as it comes: upload.h */
+};
+extern const struct route routes[]; /* routes.c; ends with method NULL */
