@@ -4,6 +4,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct buf {
     char *data; /* NUL-terminated beyond len whenever it is not NULL */
     size_t len, cap;
@@ -17,3 +21,7 @@ int buf_addf(struct buf *b, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 void buf_clear(struct buf *b); /* len = 0, memory kept */
 void buf_release(struct buf *b);
+
+#ifdef __cplusplus
+}
+#endif

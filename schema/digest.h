@@ -5,6 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define DIGEST_BYTES 32
 #define DIGEST_HEX 65 /* 64 digits and the NUL */
 
@@ -21,3 +25,7 @@ int digest_parse(const char *hex, uint8_t out[DIGEST_BYTES]); /* 0, or -1 */
 /* Digest of a value's canonical JSON: keys sorted, no spaces, reals with the
  * fewest digits that read back the same. */
 void digest_of_json(const json_t *value, char out[DIGEST_HEX]);
+
+#ifdef __cplusplus
+}
+#endif

@@ -8,6 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Counts records while bytes stream by, in pieces of any size. All-zero. */
 struct line_count {
     int64_t bytes, lines, records;
@@ -21,3 +25,7 @@ void line_count_end(struct line_count *c); /* count an unterminated last line */
 bool line_is_blank(const char *line, size_t len);
 /* Bytes of a UTF-8 mark at the start of a shard: 3 or 0. */
 size_t line_bom(const char *data, size_t len);
+
+#ifdef __cplusplus
+}
+#endif
