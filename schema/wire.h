@@ -57,6 +57,10 @@
  *                "field"?, "stage"?, "final": bool, "checkpoint"?: id of one
  *                that did not verify}?}
  *   `finished` is only accepted with a checkpoint at the cycle's last step.
+ *
+ * Where the server is: DIR/url holds its base URL. DIR/socket, when it is
+ * there, holds the path of a Unix socket that the same URL's paths are served
+ * on (with nothing but a socket, DIR/url is http://localhost).
  */
 #pragma once
 
