@@ -1,15 +1,23 @@
 /* feed.h - records in training order, as padded micro-batches.
  *
- * The feed reads the frozen shards front to back, keeps a shuffle buffer of
- * references (shard, offset, length, hash), draws from it with a counter-based
- * generator, decodes, pads and hands out micro-batches that a thread prepares
- * ahead of the trainer. An effective batch ends with its epoch, so the last
- * one of an epoch may be partial.
+ * The feed reads the frozen shards front to back (shard.h), keeps a shuffle
+ * buffer of references, draws from it with a counter-based generator
+ * (shuffle.h), and decodes on a thread ahead of the trainer; a micro-batch is
+ * padded when it is handed out (collate.h), so a new padding holds at once. An
+ * effective batch ends with its epoch, so the last one of an epoch may be
+ * partial.
  *
- * What is saved is the position after the last record *trained*, never that of
- * the last one prefetched: each batch carries the count of draws before and
- * after it, and draws that were made ahead are undone in the copy. Resuming
- * seeks; its cost does not depend on the position. */
+ * What is saved is the position after the last step *trained*, never that of
+ * the last record prefetched: each batch carries the journal of its draws, and
+ * draws that were made ahead are undone in the copy. Resuming seeks; its cost
+ * does not depend on the position.
+ *
+ * A position (the manifest's `feed`):
+ *   {"epoch", "step", "shard", "offset", "draws", "records", "skipped",
+ *    "bad": [{shard, line, offset, field, detail}, …]}
+ * shard and offset say where the next line is read; draws count within the
+ * epoch; records and skipped within the cycle. Beside it stands the buffer, n
+ * × 4 of int64: shard, offset, length, hash. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -22,44 +30,51 @@ struct feed;
 
 struct feed_batch {
     struct batch batch;
-    int64_t step;        /* optimizer step of the cycle it belongs to, 0-based */
-    int64_t epoch;       /* 0-based */
-    int effective;       /* records of that step's whole batch */
-    bool last;           /* the last micro-batch of its step */
-    bool epoch_end;      /* and its step the last of the epoch */
-    bool new_shape;      /* first time in this process */
+    int64_t step;   /* optimizer step of the cycle it belongs to, 0-based */
+    int64_t epoch;  /* 0-based */
+    int effective;  /* records of that step's whole batch */
+    bool last;      /* the last micro-batch of its step */
+    bool epoch_end; /* and its step the last of the epoch */
+    bool new_shape; /* first time in this process */
+    const int64_t (*places)[2]; /* of its records: shard, offset */
 };
 
 /* Open the shards of a snapshot (the claim's `data`, see wire.h), for a cycle
- * whose signature seeds are (seed, cycle). Shards are checked for size, mtime
- * and inode; a difference has the blocks already passed verified on a thread,
- * whose finding any later call returns as ERR_DATA. */
+ * whose shuffle depends on (seed, cycle). Shards are checked for size, mtime
+ * and inode; a difference has all blocks verified on a thread, whose finding
+ * feed_next returns as ERR_DATA, at the latest instead of the end. ERR_DATA too
+ * when there is no record, or, unless bad records are skipped, a shard without
+ * one. */
 int feed_open(const struct spec *spec, const struct runtime_policy *runtime,
               const json_t *data, int64_t cycle, struct feed **ret,
               struct err *err);
-/* Go on at a saved position: the manifest's `feed` object and its buffer
- * tensor (n × 4 of int64: shard, offset, length, hash). */
+/* Go on at a saved position. ERR_CORRUPT when it does not fit the shards. */
 int feed_resume(struct feed *f, const json_t *position, const int64_t *buffer,
                 int64_t n, struct err *err);
 
 /* The next micro-batch: 1, 0 at the end of the last epoch, or ERR_DATA with
  * shard, line, offset and field. Valid until the next call. */
 int feed_next(struct feed *f, struct feed_batch **ret, struct err *err);
+/* The step whose last micro-batch was handed out is trained. Must come before
+ * the feed_next that follows. */
+void feed_trained(struct feed *f);
 /* Padding or micro-batch changed: holds from the next effective batch on. */
 int feed_set_runtime(struct feed *f, const struct runtime_policy *runtime,
                      struct err *err);
 
-/* The position after the last batch that feed_next returned with `last` set.
- * *ret_position: caller owns; *ret_buffer: malloc'ed, n × 4. */
+/* The position after the last trained step. *ret_position: caller owns;
+ * *ret_buffer: malloc'ed, n × 4. */
 int feed_save(struct feed *f, json_t **ret_position, int64_t **ret_buffer,
               int64_t *ret_n, struct err *err);
 
 struct feed_stats {
-    int64_t records, skipped, shapes; /* trained; bad ones; distinct padded */
-    int64_t bytes_read;
-    double wait_s; /* the trainer waited for the feed */
-    json_t *bad;   /* first bad records, [{shard, line, offset, field, detail}];
-                    * borrowed */
+    int64_t step, epoch, records, skipped; /* as of the last trained step */
+    int64_t shapes;     /* distinct padded ones of this process */
+    int64_t bytes_read; /* from shards, by this process */
+    double wait_s;      /* the trainer waited for the feed */
+    json_t *bad;        /* first bad records, as in the position; caller owns */
 };
 void feed_stats(struct feed *f, struct feed_stats *ret);
+/* The name of a shard, for messages. */
+const char *feed_shard(const struct feed *f, int64_t shard);
 void feed_close(struct feed *f);
