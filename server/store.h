@@ -31,6 +31,7 @@ int store_open(const char *dir, bool chunks, struct store **ret,
 int store_open_reader(const char *dir, bool chunks, struct store **ret,
                       struct err *err);
 void store_close(struct store *st);
+const char *store_dir(const struct store *st); /* absolute */
 
 /* A transaction. The outermost is BEGIN IMMEDIATE; inside another one it is a
  * savepoint, so a noun's own transaction nests in its lane's group commit. */
@@ -46,6 +47,7 @@ void txn_end(struct txn *txn); /* rolls back unless committed */
 /* A statement in use; stmt_end resets it. One use of an id at a time. */
 struct stmt {
     struct store *st;
+    enum sql_id id;
     void *h;
     int bad; /* first bind that failed */
 };

@@ -1,0 +1,293 @@
+#include "server/cycle.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include "schema/spec.h"
+#include "server/dataset.h"
+#include "server/event.h"
+#include "server/when.h"
+
+static void row(const struct stmt *q, struct cycle *c)
+{
+    *c = (struct cycle){
+        .id = col_int(q, 0),
+        .job = col_int(q, 1),
+        .number = col_int(q, 2),
+        .token = col_int(q, 4),
+        .step_base = col_int(q, 5),
+        .initial = col_int(q, 6),
+        .records = col_int(q, 7),
+        .epochs = col_int(q, 8),
+        .steps = col_null(q, 9) ? -1 : col_int(q, 9),
+        .step = col_int(q, 10),
+        .saved_step = col_int(q, 11),
+        .best_step = col_int(q, 12),
+        .failures = col_int(q, 13),
+        .lost = col_int(q, 14),
+        .no_progress = col_int(q, 15),
+        .not_before_ms = col_int(q, 16),
+        .checkpoint = col_int(q, 17),
+    };
+    snprintf(c->state, sizeof(c->state), "%s", col_text(q, 3));
+    snprintf(c->signature, sizeof(c->signature), "%s", col_text(q, 18));
+    snprintf(c->data_digest, sizeof(c->data_digest), "%s", col_text(q, 19));
+    snprintf(c->model_sha256, sizeof(c->model_sha256), "%s", col_text(q, 20));
+}
+
+static int one(struct store *st, enum sql_id id, const char *key, int64_t v,
+               struct cycle *ret, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, id);
+    stmt_int(&q, key, v);
+    int r = stmt_row(&q, err);
+    if (r > 0)
+        row(&q, ret);
+    return r;
+}
+
+int cycle_load(struct store *st, int64_t id, struct cycle *ret, struct err *err)
+{
+    int r = one(st, SQL_CYCLE_LOAD, ":id", id, ret, err);
+    return r ? r : err_set(err, ERR_NOT_FOUND, "there is no such cycle");
+}
+
+int cycle_open(struct store *st, int64_t job, struct cycle *ret,
+               struct err *err)
+{
+    return one(st, SQL_CYCLE_OPEN, ":job", job, ret, err);
+}
+
+int cycle_last_done(struct store *st, int64_t job, struct cycle *ret,
+                    struct err *err)
+{
+    return one(st, SQL_CYCLE_LAST_DONE, ":job", job, ret, err);
+}
+
+int cycle_spec(struct store *st, const struct cycle *c, struct spec *ret,
+               struct err *err)
+{
+    AUTO_JSON json_t *spec = NULL;
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_SPEC);
+        stmt_int(&q, ":id", c->id);
+        int r = stmt_row(&q, err);
+        if (r < 0)
+            return r;
+        if (r > 0)
+            spec = col_json(&q, 0);
+    }
+    if (!spec)
+        return err_set(err, ERR_DB, "the spec of cycle %" PRId64 " is gone",
+                       c->id);
+    return spec_parse(spec, ret, err);
+}
+
+int cycle_add(struct store *st, int64_t job, int64_t number,
+              const json_t *own_spec, int64_t now_ms, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_ADD);
+    stmt_int(&q, ":job", job);
+    stmt_int(&q, ":number", number);
+    stmt_json(&q, ":spec", own_spec);
+    stmt_int(&q, ":now", now_ms);
+    return (int)stmt_run(&q, err);
+}
+
+static int keep_snapshot(struct store *st, int64_t cycle, const json_t *data,
+                         struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SNAPSHOT_ADD);
+    stmt_int(&q, ":cycle", cycle);
+    stmt_json(&q, ":data", data);
+    return (int)stmt_run(&q, err);
+}
+
+/* What the cycle starts from: the end of the one before. */
+static int find_initial(struct store *st, struct cycle *c, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_BEFORE);
+    stmt_int(&q, ":job", c->job);
+    stmt_int(&q, ":number", c->number);
+    int r = stmt_row(&q, err);
+    if (r > 0) {
+        c->initial = col_int(&q, 0);
+        c->step_base = col_int(&q, 1);
+    }
+    return r;
+}
+
+int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
+                struct err *err)
+{
+    if (c->steps >= 0) { /* frozen before: only its time had to come */
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_DUE);
+        stmt_int(&q, ":id", c->id);
+        int64_t r = stmt_run(&q, err);
+        if (r < 0)
+            return (int)r;
+        snprintf(c->state, sizeof(c->state), "ready");
+        store_notify(st, NOTIFY_QUEUE);
+        return 0;
+    }
+    CLEANUP(spec_release) struct spec spec = {0};
+    int r = cycle_spec(st, c, &spec, err);
+    if (r < 0)
+        return r;
+    AUTO_JSON json_t *data = NULL;
+    r = dataset_snapshot(st, &spec.data, &data, c->data_digest, &c->records,
+                         err);
+    if (r < 0)
+        return r;
+    r = find_initial(st, c, err);
+    if (r < 0)
+        return r;
+    spec_cycle_signature(&spec, c->data_digest, c->signature);
+    c->epochs = spec.training.epochs;
+    c->steps = spec_steps(&spec, c->records);
+    snprintf(c->state, sizeof(c->state), "ready");
+
+    r = keep_snapshot(st, c->id, data, err);
+    if (r < 0)
+        return r;
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_FREEZE);
+    stmt_int(&q, ":id", c->id);
+    stmt_text(&q, ":digest", c->data_digest);
+    stmt_text(&q, ":signature", c->signature);
+    stmt_int(&q, ":records", c->records);
+    stmt_int(&q, ":epochs", c->epochs);
+    stmt_int(&q, ":steps", c->steps);
+    stmt_int(&q, ":base", c->step_base);
+    if (c->initial)
+        stmt_int(&q, ":initial", c->initial);
+    stmt_int(&q, ":now", now_ms);
+    store_notify(st, NOTIFY_QUEUE);
+    int64_t n = stmt_run(&q, err);
+    return n < 0 ? (int)n : 0;
+}
+
+int cycle_again(struct store *st, const struct cycle *c, const char *reason,
+                bool front, int64_t not_before_ms, int64_t step, int64_t epoch,
+                int64_t records, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_AGAIN);
+    stmt_int(&q, ":id", c->id);
+    stmt_text(&q, ":state", not_before_ms ? "waiting" : "ready");
+    stmt_text(&q, ":reason", reason);
+    stmt_int(&q, ":front", front);
+    if (not_before_ms)
+        stmt_int(&q, ":not_before", not_before_ms);
+    stmt_int(&q, ":step", step);
+    stmt_int(&q, ":epoch", epoch);
+    stmt_int(&q, ":records", records);
+    stmt_int(&q, ":failures", c->failures);
+    stmt_int(&q, ":lost", c->lost);
+    stmt_int(&q, ":no_progress", c->no_progress);
+    stmt_int(&q, ":saved", c->saved_step);
+    stmt_int(&q, ":best", c->best_step);
+    store_notify(st, NOTIFY_QUEUE);
+    return (int)stmt_run(&q, err);
+}
+
+int cycle_reason(struct store *st, int64_t id, const char *reason,
+                 struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_REASON);
+    stmt_int(&q, ":id", id);
+    stmt_text(&q, ":reason", reason);
+    return (int)stmt_run(&q, err);
+}
+
+int cycle_done(struct store *st, const struct cycle *c, int64_t checkpoint,
+               const char *model_sha256, int64_t step, int64_t now_ms,
+               struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_DONE);
+    stmt_int(&q, ":id", c->id);
+    stmt_int(&q, ":checkpoint", checkpoint);
+    stmt_text(&q, ":model", model_sha256);
+    stmt_int(&q, ":step", step);
+    stmt_int(&q, ":now", now_ms);
+    return (int)stmt_run(&q, err);
+}
+
+int cycle_end(struct store *st, int64_t id, const char *state,
+              const char *reason, int64_t now_ms, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_END);
+    stmt_int(&q, ":id", id);
+    stmt_text(&q, ":state", state);
+    stmt_text(&q, ":reason", reason);
+    stmt_int(&q, ":now", now_ms);
+    return (int)stmt_run(&q, err);
+}
+
+/* ---- JSON ---- */
+
+static json_t *text_or_null(const struct stmt *q, int i)
+{
+    return col_null(q, i) ? json_null() : json_string(col_text(q, i));
+}
+
+static json_t *int_or_null(const struct stmt *q, int i)
+{
+    return col_null(q, i) ? json_null() : json_integer(col_int(q, i));
+}
+
+static json_t *cycle_json(const struct stmt *q)
+{
+    json_t *j = json_pack("{sI ss ss so sI so so so so}", "number",
+                          col_int(q, 1), "state", col_text(q, 2), "phase",
+                          col_text(q, 3), "reason", text_or_null(q, 4), "step",
+                          col_int(q, 5), "steps", int_or_null(q, 6), "digest",
+                          text_or_null(q, 7), "signature", text_or_null(q, 8),
+                          "model_sha256", text_or_null(q, 9));
+    json_object_set_new(j, "records", int_or_null(q, 10));
+    json_object_set_new(j, "epochs", json_integer(col_int(q, 11)));
+    json_object_set_new(j, "checkpoint", int_or_null(q, 12));
+    json_object_set_new(j, "failures", json_integer(col_int(q, 13)));
+    json_object_set_new(j, "lost", json_integer(col_int(q, 14)));
+    json_object_set_new(j, "no_progress", json_integer(col_int(q, 15)));
+    json_object_set_new(j, "created_at", when_json(col_int(q, 16)));
+    json_object_set_new(j, "started_at", when_json(col_int(q, 17)));
+    json_object_set_new(j, "ended_at", when_json(col_int(q, 18)));
+    return j;
+}
+
+int cycle_get(struct store *st, int64_t job, int64_t number, json_t **ret,
+              bool *ret_ended, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_GET);
+    stmt_int(&q, ":job", job);
+    stmt_int(&q, ":number", number);
+    int r = stmt_row(&q, err);
+    if (r < 0)
+        return r;
+    if (r == 0)
+        return err_set(err, ERR_NOT_FOUND,
+                       "job %" PRId64 " has no cycle %" PRId64, job, number);
+    *ret = cycle_json(&q);
+    *ret_ended = !col_null(&q, 18);
+    return 0;
+}
+
+int cycle_list(struct store *st, int64_t job, int64_t after, int64_t limit,
+               json_t **ret, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_LIST);
+    stmt_int(&q, ":job", job);
+    stmt_int(&q, ":after", after);
+    stmt_int(&q, ":limit", limit + 1);
+    AUTO_JSON json_t *items = json_array();
+    int64_t last = 0;
+    int r;
+    while ((r = stmt_row(&q, err)) > 0) {
+        if ((int64_t)json_array_size(items) == limit)
+            break;
+        last = col_int(&q, 1);
+        json_array_append_new(items, cycle_json(&q));
+    }
+    if (r < 0)
+        return r;
+    *ret = page_json(json_incref(items), r > 0, last);
+    return 0;
+}

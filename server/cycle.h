@@ -1,0 +1,79 @@
+/* cycle.h - one training run over frozen data.
+ *
+ *                 data frozen                claim
+ *   waiting ─────────────────────► ready ──────────────► leased
+ *      ▲  after, the cycle before,   ▲                   │ │ │
+ *      │  back-off                   │  yielded (front), │ │ │
+ *      │                             └── lost, failed ◄──┘ │ │
+ *      └──── back-off after a failure ◄────────────────────┘ │
+ *                                                            ▼
+ *   failed ◄── a budget is spent, or the error is final    done
+ *   canceled ◄── the job was
+ *
+ * A cycle goes on from its newest good checkpoint; without one, from the end
+ * of the cycle before (initial), or from the start. Its data, its signature
+ * and its count of steps are fixed when it first becomes ready. Only the
+ * lowest open cycle of a job may become ready. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "schema/digest.h"
+#include "schema/err.h"
+#include "server/store.h"
+
+struct spec;
+
+struct cycle {
+    int64_t id, job, number, token, step_base;
+    int64_t initial;  /* checkpoint; 0: none */
+    int64_t records;  /* of an epoch */
+    int64_t epochs, steps; /* steps -1: not frozen yet */
+    int64_t step, saved_step, best_step;
+    int64_t failures, lost, no_progress;
+    int64_t not_before_ms; /* 0: none */
+    int64_t checkpoint;    /* the finished state; 0: none */
+    char state[12];
+    char signature[DIGEST_HEX], data_digest[DIGEST_HEX]; /* "" until frozen */
+    char model_sha256[DIGEST_HEX];                       /* "" until done */
+};
+
+int cycle_load(struct store *st, int64_t id, struct cycle *ret,
+               struct err *err); /* ERR_NOT_FOUND */
+/* The lowest cycle that has not ended: 1, or 0. */
+int cycle_open(struct store *st, int64_t job, struct cycle *ret,
+               struct err *err);
+/* The last one that is done: 1, or 0. */
+int cycle_last_done(struct store *st, int64_t job, struct cycle *ret,
+                    struct err *err);
+
+/* The spec that it trains by: the job's, with its own data and overrides.
+ * Caller releases *ret. */
+int cycle_spec(struct store *st, const struct cycle *c, struct spec *ret,
+               struct err *err);
+
+/* A new one, waiting. own_spec: resolved, or NULL for the job's. */
+int cycle_add(struct store *st, int64_t job, int64_t number,
+              const json_t *own_spec, int64_t now_ms, struct err *err);
+/* Freeze the data, count the steps and make it ready. The errors are
+ * dataset_snapshot's. */
+int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
+                struct err *err);
+/* Ready or waiting again after a lease, for `reason`. It stands at `step`. */
+int cycle_again(struct store *st, const struct cycle *c, const char *reason,
+                bool front, int64_t not_before_ms, int64_t step, int64_t epoch,
+                int64_t records, struct err *err);
+int cycle_reason(struct store *st, int64_t id, const char *reason,
+                 struct err *err);
+int cycle_done(struct store *st, const struct cycle *c, int64_t checkpoint,
+               const char *model_sha256, int64_t step, int64_t now_ms,
+               struct err *err);
+/* state: failed or canceled. */
+int cycle_end(struct store *st, int64_t id, const char *state,
+              const char *reason, int64_t now_ms, struct err *err);
+
+/* DESIGN §7's cycle. *ret_ended: done, failed or canceled. */
+int cycle_get(struct store *st, int64_t job, int64_t number, json_t **ret,
+              bool *ret_ended, struct err *err);
+int cycle_list(struct store *st, int64_t job, int64_t after, int64_t limit,
+               json_t **ret, struct err *err);

@@ -1,0 +1,36 @@
+/* event.h - what happened to a job and why, and what its workers logged.
+ *
+ * An event is one thing that changed, with its cause in a sentence and who
+ * brought it about. Kinds: submitted started resumed yielded lost failed
+ * finished completed paused unpaused canceled retried patched checkpoint
+ * quarantined order inexact cycle. Log lines are the workers' own words. */
+#pragma once
+#include <jansson.h>
+#include <stdint.h>
+#include "schema/err.h"
+#include "server/store.h"
+
+struct event {
+    int64_t job, lease; /* 0: none */
+    int64_t cycle;      /* its number; 0: none */
+    int64_t step;       /* -1: none */
+    const char *kind, *actor;
+};
+
+int event_add(struct store *st, const struct event *e, int64_t now_ms,
+              struct err *err, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+/* {"items": [{id, at, kind, cause, actor, cycle, lease, step}], "next"},
+ * oldest first, those after id `after`. */
+int event_list(struct store *st, int64_t job, int64_t after, int64_t limit,
+               json_t **ret, struct err *err);
+
+/* Lines of a report: [{at_ms, level, text}]. One that was sent before is left
+ * out. */
+int log_add(struct store *st, int64_t job, int64_t lease, const json_t *lines,
+            struct err *err);
+int log_list(struct store *st, int64_t job, int64_t after, int64_t limit,
+             json_t **ret, struct err *err);
+
+/* A page of a list: *items is taken; "next" is `last` when there is more. */
+json_t *page_json(json_t *items, bool more, int64_t last);

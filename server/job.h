@@ -1,0 +1,91 @@
+/* job.h - a submitted spec on its way to a model.
+ *
+ *                    claim
+ *   queued ◄────────────────────► running ───► completed | failed
+ *     │  ▲   yield, loss, failure    │
+ *     ▼  │ resume                    │ pause: it saves first
+ *   paused ◄─────────────────────────┘          any open state ──► canceled
+ *
+ * The spec never changes; runtime policy, priority and labels may. What state
+ * a job is in follows from its cycles and from what was asked of it: every
+ * change ends with job_settle, which says what is next and why it waits.
+ * `version` grows with every change that can be seen, and wakes those who
+ * poll. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "schema/err.h"
+#include "schema/spec.h"
+#include "server/store.h"
+
+struct job {
+    int64_t id, version, cycles, runtime_version, priority;
+    int64_t threads; /* what auto became; 0: not known yet */
+    bool pause, complete;
+    int cancel; /* 0, 1: save first, 2: at once */
+    char state[12];
+    char dataset[129];
+    json_t *spec, *runtime, *labels;
+};
+int job_load(struct store *st, int64_t id, struct job *ret, struct err *err);
+void job_release(struct job *j);
+bool job_ended(const struct job *j);
+
+/* Submit a resolved spec. ERR_INVALID with a pointer for unknown ids and
+ * datasets. */
+int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
+               int64_t *ret_id, struct err *err);
+/* What a submission would become: signature, parameters, steps, workers. */
+int job_dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
+                json_t **ret, struct err *err);
+
+/* DESIGN §7's job; `whole` adds the spec. */
+int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
+            struct err *err);
+struct job_filter {
+    const char *state, *kind, *q;
+    const char *label, *label_value; /* value NULL: any */
+    int64_t before, limit;           /* ids below `before`; 0: from the newest */
+};
+int job_list(struct store *st, const struct job_filter *f, json_t **ret,
+             struct err *err);
+
+/* `patch` may carry any part of a spec; only runtime, priority and labels may
+ * differ from what is there: ERR_CONFLICT with the pointer of the field. */
+int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
+              struct err *err);
+
+int job_pause(struct store *st, int64_t id, int64_t now_ms, struct err *err);
+int job_resume(struct store *st, int64_t id, int64_t now_ms, struct err *err);
+/* The first one lets a running worker save, the second does not. */
+int job_cancel(struct store *st, int64_t id, int64_t now_ms, struct err *err);
+int job_retry(struct store *st, int64_t id, int64_t now_ms, struct err *err);
+int job_complete(struct store *st, int64_t id, int64_t now_ms, struct err *err);
+int job_delete(struct store *st, int64_t id, struct err *err);
+/* The next cycle: {"data"?, "training"?} merged over the spec's. */
+int job_add_cycle(struct store *st, int64_t id, const json_t *body,
+                  int64_t now_ms, int64_t *ret_number, struct err *err);
+
+/* ---- for the other nouns ---- */
+
+/* What is next, and why: the job's state and reason from its cycles. `strict`:
+ * data that cannot be frozen is an error instead of a failed job. */
+int job_settle(struct store *st, int64_t id, bool strict, int64_t now_ms,
+               struct err *err);
+/* Jobs that waited for a time that has come. */
+int job_settle_due(struct store *st, int64_t now_ms, struct err *err);
+/* error: JSON, or NULL. */
+int job_fail(struct store *st, int64_t id, const char *reason,
+             const json_t *error, int64_t now_ms, struct err *err);
+int job_canceled(struct store *st, int64_t id, int64_t now_ms, struct err *err);
+int job_touch(struct store *st, int64_t id, struct err *err);
+/* Why no worker takes it, from a claim that could not. */
+int job_say_why(struct store *st, int64_t id, const char *reason,
+                struct err *err);
+
+/* First difference of two fingerprints as "threads: 1 → 2"; 0: none. */
+int fingerprint_diff(const json_t *a, const json_t *b, char *ret, size_t cap);
+/* What the server adds to a worker's library object. Caller owns. */
+json_t *fingerprint_compose(const json_t *library, const char *device,
+                            int64_t threads, const json_t *runtime);

@@ -1,0 +1,9 @@
+/* when.h - times as people and scripts read them: RFC 3339, UTC, with ms. */
+#pragma once
+#include <jansson.h>
+#include <stdint.h>
+
+#define WHEN_MAX 32
+/* "2026-01-31T12:00:00.000Z" */
+void when_text(int64_t ms, char out[WHEN_MAX]);
+json_t *when_json(int64_t ms); /* a string; null for 0 or less */
