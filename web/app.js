@@ -14,75 +14,76 @@ const live = document.querySelector('#live');
 
 const announce = sentence => text(live, sentence);
 const go = hash => {
-    location.hash = hash;
+  location.hash = hash;
 };
 
 function route() {
-    const [path, query] = location.hash.slice(1).split('?');
-    const one = /^\/jobs\/(\d+)$/.exec(path);
-    return {
-        view: one ? jobView : jobsView, id: one?.[1] ?? null,
-        path: one ? path : '/jobs', query: new URLSearchParams(query),
-    };
+  const [path, query] = location.hash.slice(1).split('?');
+  const one = /^\/jobs\/(\d+)$/.exec(path);
+  return {
+    view: one ? jobView : jobsView, id: one?.[1] ?? null,
+    path: one ? path : '/jobs', query: new URLSearchParams(query),
+  };
 }
 
 let leave = null; // ends the view that is shown
 let hint = null;  // for the login form
 
 async function show() {
-    leave?.abort();
-    leave = new AbortController();
-    const { signal } = leave;
-    const { view, id, path, query } = route();
-    // What a view keeps in the URL is no step in the browser's history.
-    const keep = values => {
-        for (const [name, value] of Object.entries(values))
-            query.set(name, value);
-        history.replaceState(null, '', `#${path}?${query}`);
-    };
-    delete main.dataset.version;
-    try {
-        await view(main, { id, query, signal, go, keep, announce });
-    } catch (error) {
-        if (signal.aborted)
-            return;
-        if (error instanceof Problem && error.status === 401) {
-            document.title = 'Pawl';
-            loginForm(main, hint, show);
-            hint = null;
-            return;
-        }
-        main.replaceChildren(h('h1', null, 'This did not work'), h('p.error', null, error.message),
-            h('button', { type: 'button', onclick: show }, 'Try again'));
-        if (!(error instanceof Problem))
-            throw error; // our own mistake: let the console tell
+  leave?.abort();
+  leave = new AbortController();
+  const { signal } = leave;
+  const { view, id, path, query } = route();
+  // What a view keeps in the URL is no step in the browser's history.
+  const keep = values => {
+    for (const [name, value] of Object.entries(values))
+      query.set(name, value);
+    history.replaceState(null, '', `#${path}?${query}`);
+  };
+  delete main.dataset.version;
+  try {
+    await view(main, { id, query, signal, go, keep, announce });
+  } catch (error) {
+    if (signal.aborted)
+      return;
+    if (error instanceof Problem && error.status === 401) {
+      document.title = 'Pawl';
+      loginForm(main, hint, show);
+      hint = null;
+      return;
     }
+    main.replaceChildren(h('h1', null, 'This did not work'), h('p.error', null, error.message),
+      h('button', { type: 'button', onclick: show }, 'Try again'));
+    if (!(error instanceof Problem))
+      throw error; // our own mistake: let the console tell
+  }
 }
 
 async function open() {
-    const code = takeCode();
-    if (code !== null) {
-        try {
-            hint = await loginByCode(code);
-        } catch (error) {
-            hint = `The login link did not work: ${error.message}.`;
-        }
+  const code = takeCode();
+  if (code !== null) {
+    try {
+      hint = await loginByCode(code);
+    } catch (error) {
+      hint = `The login link did not work: ${error.message}.`;
     }
-    await show();
+  }
+  await show();
 }
 
 function showConnection() {
-    const bar = document.querySelector('#connection');
-    document.body.classList.toggle('lost', connection.lost);
-    bar.hidden = !connection.lost;
-    if (!connection.lost)
-        return;
-    text(bar.querySelector('span'), connection.seenAt
-        ? `No answer from the server. What stands here is from ${ago(connection.seenAt)}; the page keeps trying.`
-        : 'No answer from the server; the page keeps trying.');
+  const bar = document.querySelector('#connection');
+  document.body.classList.toggle('lost', connection.lost);
+  bar.hidden = !connection.lost;
+  if (!connection.lost)
+    return;
+  text(bar.querySelector('span'), connection.seenAt
+    ? `No answer from the server; what stands here was heard ${ago(connection.seenAt)}. The page keeps trying.`
+    : 'No answer from the server. The page keeps trying.');
 }
 
 connection.addEventListener('change', showConnection);
+setInterval(showConnection, 5000); // the age of what is shown
 document.querySelector('#connection button').addEventListener('click', () => connection.tryNow());
 addEventListener('hashchange', open);
 open();

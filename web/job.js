@@ -16,122 +16,122 @@ const REST_MS = 700; // between two rounds: a job may change many times a second
 export const ended = state => ['completed', 'failed', 'canceled'].includes(state);
 
 function exactText(exact) {
-    if (!exact)
-        return null;
-    if (exact.tier === 'bit')
-        return 'bit-exact: the same bytes as a run that never stopped';
-    return format.join(': ', exact.since_step != null
-        ? `order-exact since step ${format.count(exact.since_step)}` : 'order-exact',
-    exact.reason);
+  if (!exact)
+    return null;
+  if (exact.tier === 'bit')
+    return 'bit-exact: the same bytes as a run that never stopped';
+  return format.join(': ', exact.since_step != null
+    ? `order-exact since step ${format.count(exact.since_step)}` : 'order-exact',
+  exact.reason);
 }
 
 // The head of the view: name, state, reason, and the figures of the moment.
 class Summary {
-    constructor(id) {
-        this.name = h('h1');
-        this.state = new StateLabel('.large');
-        this.reason = h('p.reason');
-        this.bar = new ProgressBar();
-        this.facts = h('dl.facts');
-        this.values = new Map();
-        this.node = h('header.summary', null,
-            h('p.crumbs', null, h('a', { href: '#/jobs' }, 'Jobs'), ` / #${id}`),
-            h('div.headline', null, this.name, this.state.node), this.reason,
-            this.bar.node, this.facts);
-    }
+  constructor(id) {
+    this.name = h('h1');
+    this.state = new StateLabel('.large');
+    this.reason = h('p.reason');
+    this.bar = new ProgressBar();
+    this.facts = h('dl.facts');
+    this.values = new Map();
+    this.node = h('header.summary', null,
+      h('p.crumbs', null, h('a', { href: '#/jobs' }, 'Jobs'), ` / #${id}`),
+      h('div.headline', null, this.name, this.state.node), this.reason,
+      this.bar.node, this.facts);
+  }
 
-    // A fact whose value is not known is left out.
-    fact(name, value) {
-        let dd = this.values.get(name);
-        if (!dd) {
-            dd = h('dd');
-            this.values.set(name, dd);
-            this.facts.append(h('div', { 'data-fact': name }, h('dt', null, name), dd));
-        }
-        dd.parentNode.hidden = value === null;
-        text(dd, value);
+  // A fact whose value is not known is left out.
+  fact(name, value) {
+    let dd = this.values.get(name);
+    if (!dd) {
+      dd = h('dd');
+      this.values.set(name, dd);
+      this.facts.append(h('div', { 'data-fact': name }, h('dt', null, name), dd));
     }
+    dd.parentNode.hidden = value === null;
+    text(dd, value);
+  }
 
-    update(job) {
-        const p = job.progress ?? {};
-        const running = job.state === 'running';
-        text(this.name, job.name || `Job ${job.id}`);
-        this.state.update(job.state);
-        text(this.reason, job.reason);
-        this.reason.hidden = !job.reason;
-        this.bar.update(p.steps ? p.fraction : null, job.state, stepsText(p));
-        this.fact('Progress', stepsText(p));
-        this.fact('Epoch', format.count(p.epoch));
-        this.fact('Records', p.records_total
-            ? `${format.count(p.records)} of ${format.count(p.records_total)}` : null);
-        this.fact('Speed', running ? format.perSecond(p.records_per_s) : null);
-        this.fact('Time left', running ? format.duration(p.eta_s) : null);
-        this.fact('Took', ended(job.state) && job.started_at && job.ended_at
-            ? format.duration(format.secondsBetween(job.started_at, job.ended_at)) : null);
-        this.fact('Exactness', exactText(job.exact));
-        this.fact('Created', format.moment(job.created_at));
-        this.fact('Started', format.moment(job.started_at));
-        this.fact('Ended', format.moment(job.ended_at));
-        const share = p.steps ? format.percent(p.fraction) : null;
-        document.title = format.join(' · ', running ? share : job.state,
-            job.name || `job ${job.id}`, 'Pawl');
-    }
+  update(job) {
+    const p = job.progress ?? {};
+    const running = job.state === 'running';
+    text(this.name, job.name || `Job ${job.id}`);
+    this.state.update(job.state);
+    text(this.reason, job.reason);
+    this.reason.hidden = !job.reason;
+    this.bar.update(p.steps ? p.fraction : null, job.state, stepsText(p));
+    this.fact('Progress', stepsText(p));
+    this.fact('Epoch', format.count(p.epoch));
+    this.fact('Records', p.records_total
+      ? `${format.count(p.records)} of ${format.count(p.records_total)}` : null);
+    this.fact('Speed', running ? format.perSecond(p.records_per_s) : null);
+    this.fact('Time left', running ? format.duration(p.eta_s) : null);
+    this.fact('Took', ended(job.state) && job.started_at && job.ended_at
+      ? format.duration(format.secondsBetween(job.started_at, job.ended_at)) : null);
+    this.fact('Exactness', exactText(job.exact));
+    this.fact('Created', format.moment(job.created_at));
+    this.fact('Started', format.moment(job.started_at));
+    this.fact('Ended', format.moment(job.ended_at));
+    const share = p.steps ? format.percent(p.fraction) : null;
+    document.title = format.join(' · ', running ? share : job.state,
+      job.name || `job ${job.id}`, 'Pawl');
+  }
 }
 
 // Lengths of the job's cycles; one that is not split into cycles needs no call.
 async function stepsOf(job, signal) {
-    const p = job.progress ?? {};
-    if ((p.cycles ?? 1) <= 1 && (p.cycle ?? 1) <= 1)
-        return new Steps([{ number: 1, steps: p.steps }]);
-    const { items } = await get(withQuery(`/v1/jobs/${job.id}/cycles`, { limit: 1000 }), { signal });
-    return new Steps(items);
+  const p = job.progress ?? {};
+  if ((p.cycles ?? 1) <= 1 && (p.cycle ?? 1) <= 1)
+    return new Steps([{ number: 1, steps: p.steps }]);
+  const { items } = await get(withQuery(`/v1/jobs/${job.id}/cycles`, { limit: 1000 }), { signal });
+  return new Steps(items);
 }
 
 export async function jobView(main, { id, query, signal, keep, announce }) {
-    const summary = new Summary(id);
-    const charts = new Charts(id, query.get('series'), names => keep({ series: names }));
-    const memory = new MemoryPanel(id, charts);
-    const leases = new LeaseTable();
-    const model = new ModelPanel(id);
-    const runtime = new RuntimePanel();
-    main.replaceChildren(h('p.muted', null, 'Asking the server …'));
+  const summary = new Summary(id);
+  const charts = new Charts(id, query.get('series'), names => keep({ series: names }));
+  const memory = new MemoryPanel(id, charts);
+  const leases = new LeaseTable();
+  const model = new ModelPanel(id);
+  const runtime = new RuntimePanel();
+  main.replaceChildren(h('p.muted', null, 'Asking the server …'));
 
-    let version = null, state = null;
-    try {
-        await keepLive(signal, async () => {
-            const job = await get(withQuery(`/v1/jobs/${id}`,
-                version === null ? {} : { wait: WAIT_S, version }),
-            { waits: WAIT_S, signal });
-            const [steps, { items }] = await Promise.all([
-                stepsOf(job, signal),
-                get(withQuery(`/v1/jobs/${id}/leases`, { limit: 1000 }), { signal }),
-            ]);
-            const marks = leaseMarks(items, (cycle, step) => steps.of(cycle, step));
-            await Promise.all([
-                charts.load(steps, marks, signal),
-                memory.load(job, items, steps, marks, signal),
-            ]);
-            summary.update(job);
-            leases.update(items);
-            model.update(job);
-            runtime.update(job);
-            if (version === null)
-                main.replaceChildren(summary.node, model.node, charts.node, leases.node,
-                    memory.node, runtime.node);
-            if (state !== null && state !== job.state)
-                announce(format.join('. ', `${job.name || `Job ${id}`} is ${job.state}`, job.reason));
-            state = job.state;
-            version = job.version;
-            attribute(main, 'data-version', version);
-            return REST_MS;
-        });
-    } catch (error) {
-        if (!(error instanceof Problem) || error.status !== 404)
-            throw error;
-        main.replaceChildren(h('h1', null, `There is no job #${id}`),
-            h('p', null, h('a', { href: '#/jobs' }, 'All jobs')));
-    } finally {
-        charts.close();
-        memory.close();
-    }
+  let version = null, state = null;
+  try {
+    await keepLive(signal, async () => {
+      const job = await get(withQuery(`/v1/jobs/${id}`,
+        version === null ? {} : { wait: WAIT_S, version }),
+      { waits: WAIT_S, signal });
+      const [steps, { items }] = await Promise.all([
+        stepsOf(job, signal),
+        get(withQuery(`/v1/jobs/${id}/leases`, { limit: 1000 }), { signal }),
+      ]);
+      const marks = leaseMarks(items, (cycle, step) => steps.of(cycle, step));
+      await Promise.all([
+        charts.load(steps, marks, signal),
+        memory.load(job, items, steps, marks, signal),
+      ]);
+      summary.update(job);
+      leases.update(items);
+      model.update(job);
+      runtime.update(job);
+      if (version === null)
+        main.replaceChildren(summary.node, model.node, charts.node, leases.node,
+          memory.node, runtime.node);
+      if (state !== null && state !== job.state)
+        announce(format.join('. ', `${job.name || `Job ${id}`} is ${job.state}`, job.reason));
+      state = job.state;
+      version = job.version;
+      attribute(main, 'data-version', version);
+      return REST_MS;
+    });
+  } catch (error) {
+    if (!(error instanceof Problem) || error.status !== 404)
+      throw error;
+    main.replaceChildren(h('h1', null, `There is no job #${id}`),
+      h('p', null, h('a', { href: '#/jobs' }, 'All jobs')));
+  } finally {
+    charts.close();
+    memory.close();
+  }
 }

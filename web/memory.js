@@ -5,42 +5,42 @@ import { bytes } from './format.js';
 import { Plot } from './plot.js';
 
 const levels = [['device_bytes', 'device driver'], ['allocated_bytes', 'framework'],
-    ['rss_bytes', 'process']];
+  ['rss_bytes', 'process']];
 const POINTS = 500;
 
 export class MemoryPanel {
-    constructor(id, charts) {
-        this.id = id;
-        this.plot = new Plot({
-            title: 'Memory', height: 150, format: bytes, tick: bytes,
-            onCursor: x => charts.cursor(x),
-        });
-        charts.others.push(this.plot);
-        this.node = h('section', { hidden: true, 'aria-labelledby': 'memory-title' },
-            h('h2', { id: 'memory-title' }, 'Memory'), this.plot.node);
-    }
+  constructor(id, charts) {
+    this.id = id;
+    this.plot = new Plot({
+      title: 'Level', height: 150, format: bytes, tick: bytes, binary: true,
+      onCursor: x => charts.cursor(x),
+    });
+    charts.others.push(this.plot);
+    this.node = h('section', { hidden: true, 'aria-labelledby': 'memory-title' },
+      h('h2', { id: 'memory-title' }, 'Memory'), this.plot.node);
+  }
 
-    async load(job, leases, steps, marks, signal) {
-        let answer;
-        try {
-            answer = await get(withQuery(`/v1/jobs/${this.id}/memory`, { points: POINTS }), { signal });
-        } catch (error) {
-            if (error instanceof Problem && error.status === 404)
-                return;
-            throw error;
-        }
-        const samples = answer.items ?? [];
-        const series = levels.map(([key, name], colour) => ({
-            name, colour,
-            points: samples.filter(m => typeof m[key] === 'number')
-                .map(m => [steps.of(m.cycle, m.step), m[key]]),
-        })).filter(line => line.points.length);
-        this.node.hidden = series.length === 0;
-        const last = Math.max(0, ...series.map(line => line.points.at(-1)[0]));
-        this.plot.draw({ series, marks, from: 0, to: Math.max(steps.total, last) });
+  async load(job, leases, steps, marks, signal) {
+    let answer;
+    try {
+      answer = await get(withQuery(`/v1/jobs/${this.id}/memory`, { points: POINTS }), { signal });
+    } catch (error) {
+      if (error instanceof Problem && error.status === 404)
+        return;
+      throw error;
     }
+    const samples = answer.items ?? [];
+    const series = levels.map(([key, name], colour) => ({
+      name, colour,
+      points: samples.filter(m => typeof m[key] === 'number')
+        .map(m => [steps.of(m.cycle, m.step), m[key]]),
+    })).filter(line => line.points.length);
+    this.node.hidden = series.length === 0;
+    const last = Math.max(0, ...series.map(line => line.points.at(-1)[0]));
+    this.plot.draw({ series, marks, from: 0, to: Math.max(steps.total, last) });
+  }
 
-    close() {
-        this.plot.close();
-    }
+  close() {
+    this.plot.close();
+  }
 }

@@ -6,28 +6,28 @@ const POINTS = 500;
 // One axis for all cycles: step n of a cycle comes after all steps of those
 // before it. Cycles' lengths: [{number, steps}].
 export class Steps {
-    constructor(cycles) {
-        this.base = new Map();
-        this.total = 0;
-        for (const { number, steps } of [...cycles].sort((a, b) => a.number - b.number)) {
-            this.base.set(number, this.total);
-            this.total += steps ?? 0;
-        }
+  constructor(cycles) {
+    this.base = new Map();
+    this.total = 0;
+    for (const { number, steps } of [...cycles].sort((a, b) => a.number - b.number)) {
+      this.base.set(number, this.total);
+      this.total += steps ?? 0;
     }
+  }
 
-    of(cycle, step) {
-        return (this.base.get(cycle) ?? 0) + step;
-    }
+  of(cycle, step) {
+    return (this.base.get(cycle) ?? 0) + step;
+  }
 }
 
 // {name: [[x, value], …]} of the named series; null: of all there are.
 export async function loadSeries(id, names, steps, signal) {
-    const answer = await get(withQuery(`/v1/jobs/${id}/metrics`,
-        { series: names?.join(',') ?? null, points: POINTS }), { signal });
-    const series = {};
-    for (const [name, points] of Object.entries(answer.series ?? {}))
-        series[name] = points.map(([cycle, step, value]) => [steps.of(cycle, step), value]);
-    return series;
+  const answer = await get(withQuery(`/v1/jobs/${id}/metrics`,
+    { series: names?.join(',') ?? null, points: POINTS }), { signal });
+  const series = {};
+  for (const [name, points] of Object.entries(answer.series ?? {}))
+    series[name] = points.map(([cycle, step, value]) => [steps.of(cycle, step), value]);
+  return series;
 }
 
 // Series that share a unit share a plot: loss, loss/policy, loss/value.
@@ -35,9 +35,9 @@ export const familyOf = name => name.split('/')[0];
 
 const first = ['loss', 'lr', 'grad_norm', 'records_per_s'];
 export function inOrder(names) {
-    const rank = name => {
-        const i = first.indexOf(familyOf(name));
-        return i < 0 ? first.length : i;
-    };
-    return [...names].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : a > b ? 1 : 0));
+  const rank = name => {
+    const i = first.indexOf(familyOf(name));
+    return i < 0 ? first.length : i;
+  };
+  return [...names].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : a > b ? 1 : 0));
 }

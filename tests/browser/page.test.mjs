@@ -1,0 +1,385 @@
+// The status page, as a person meets it: in a browser, on a real server.
+import assert from 'node:assert/strict';
+import fs from 'node:fs';
+import { after, before, test } from 'node:test';
+import { FakeWorker } from '../fake_worker.mjs';
+import { chessSpec, hasWorker, sha256, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
+import { assertFits, logIn, NARROW, openPage, pointsShown, screenshot, startBrowser, WIDE } from './browser.mjs';
+
+const UNAUTHORIZED = /401 \(/;    // what Chromium itself says of the first, cookieless question
+const UNREACHABLE = /net::ERR_/;  // and of a server that is away
+
+let browser;
+before(async () => { browser = await startBrowser(); });
+after(() => browser?.close());
+
+// A server without workers of its own, and a tiny dataset.
+const quietServer = (body) => withServer({ workers: 0 }, async (server) => {
+  await server.upload('tiny', { 'a.jsonl': tinyShard(400) });
+  await body(server);
+});
+
+// Steps from…to as a worker would report them.
+const losses = (from, to) => Array.from({ length: to - from }, (_, i) => {
+  const loss = 3 / (from + i + 2);
+  return [from + i + 1, { loss, 'loss/policy': loss * 0.8, 'loss/value': loss * 0.2, lr: 0.01, grad_norm: 1 + loss }];
+});
+const beat = (worker, from, to, more = {}) => worker.heartbeat({
+  position: worker.position(to), metrics: losses(from, to), records_per_s: 123.4,
+  memory: [{ step: to, at_ms: Date.now(), rss_bytes: 300 * 2 ** 20 + to * 2 ** 20 }], ...more,
+}).then((r) => r.expect(200));
+
+// ---- login -----------------------------------------------------------------
+
+test('the printed link logs in once, and leaves no code in the address', () => quietServer(async (server) => {
+  const page = await openPage(browser);
+  await page.goto(server.loginUrl);
+  await page.waitForSelector('.empty:not([hidden])');
+  assert.equal(new URL(page.url()).hash, '#/jobs');
+  const [cookie] = await page.context().cookies();
+  assert.match(cookie.name, /^pawl_/);
+  assert.equal(cookie.httpOnly, true);
+  assert.equal(cookie.sameSite, 'Strict');
+  assert.notEqual(cookie.value, server.token);
+  // Going back does not bring the code up again.
+  assert.equal(await page.evaluate(() => history.length), 2);
+  await page.endClean();
+
+  const second = await openPage(browser, { expected: [UNAUTHORIZED, /40[0-9] \(/] });
+  await second.goto(server.loginUrl);
+  await second.waitForSelector('#login-error:has-text("used already")');
+  assert.equal(new URL(second.url()).hash, '#/jobs');
+  assert.equal((await second.context().cookies()).length, 0);
+  await second.endClean();
+}));
+
+test('a link opened again in a browser that is logged in just works', () => quietServer(async (server) => {
+  const page = await openPage(browser, { expected: [/40[0-9] \(/] });
+  await page.goto(server.loginUrl);
+  await page.waitForSelector('.empty:not([hidden])');
+  await page.goto('about:blank');
+  await page.goto(server.loginUrl);
+  await page.waitForSelector('.empty:not([hidden])');
+  await page.endClean();
+}));
+
+test('the token opens the page; a wrong one is told so', () => quietServer(async (server) => {
+  const page = await openPage(browser, { expected: [/40[0-9] \(/] });
+  await page.goto(server.url);
+  await page.waitForSelector('.login');
+  await screenshot(page, 'login');
+  await page.fill('#token', 'not-the-token');
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('#login-error:has-text("not this server’s token")');
+  assert.equal((await page.context().cookies()).length, 0);
+  await page.fill('#token', `${server.token}\n`);
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('.empty:not([hidden])');
+  // Neither page nor browser storage keeps the token.
+  assert.deepEqual(await page.evaluate(() => [localStorage.length, sessionStorage.length]), [0, 0]);
+  assert.ok(!(await page.content()).includes(server.token));
+  await page.reload();
+  await page.waitForSelector('.empty:not([hidden])');
+  await page.endClean();
+}));
+
+// ---- what is shown ---------------------------------------------------------
+
+test('a waiting job shows why it waits and no figure that nobody measured', () => quietServer(async (server) => {
+  const { id } = await server.submit(tinySpec({ name: 'waits' }));
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  const row = page.locator(`tr.job[data-id="${id}"]`);
+  await row.waitFor();
+  assert.equal(await row.locator('.state').innerText(), 'queued');
+  assert.ok(await row.locator('.state svg path').count(), 'a shape beside the word');
+  assert.equal(await row.locator('.reason').innerText(), (await server.job(id)).reason);
+  assert.equal(await row.locator('.rate').innerText(), '');
+  assert.equal(await row.locator('.left').innerText(), '');
+  await row.locator('a.name').click();
+  await page.waitForSelector('h1:has-text("waits")');
+  assert.equal(await page.locator('[data-fact="Speed"]:visible, [data-fact="Time left"]:visible').count(), 0);
+  assert.ok(await page.locator('text=Nothing measured yet.').isVisible());
+  assert.ok(await page.locator('text=No worker has taken this job yet.').isVisible());
+  assert.equal(await page.locator('section.model:visible').count(), 0);
+  await page.endClean();
+}));
+
+test('list and job follow a training job, its yield, its loss and its end without a reload', () => quietServer(async (server) => {
+  const { id } = await server.submit(tinySpec({ name: 'followed' })); // 100 steps
+  const list = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(list, server);
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  await page.goto(`${server.url}/#/jobs/${id}`);
+  await page.waitForSelector('h1:has-text("followed")');
+  for (const p of [list, page])
+    await p.evaluate(() => { window.neverReloaded = true; });
+  const row = list.locator(`tr.job[data-id="${id}"]`);
+  await row.waitFor();
+
+  const worker = new FakeWorker(server, { name: 'bench-1' });
+  (await worker.claim()).expect(201);
+  await beat(worker, 0, 30);
+  await page.waitForSelector('.summary .state:has-text("running")');
+  await page.waitForFunction(() => document.querySelector('[data-plot="Loss"] g.line')?.dataset.points === '30');
+  await list.waitForSelector(`tr.job[data-id="${id}"] .steps:has-text("step 30 of 100 · 30 %")`);
+  assert.equal(await row.locator('.state').innerText(), 'running');
+  assert.equal(await row.locator('.rate').innerText(), '123 records/s');
+  assert.equal(await row.locator('[role=progressbar]').getAttribute('aria-valuenow'), '30');
+  assert.equal(await page.locator('.lease .worker').innerText(), 'bench-1');
+
+  // The curve grows.
+  await beat(worker, 30, 40);
+  await page.waitForFunction(() => document.querySelector('[data-plot="Loss"] g.line').dataset.points === '40');
+  assert.equal(await page.locator('[data-plot="Loss"] .key').count(), 3);
+
+  // A yield is a line on it and a row below it, each with the reason.
+  const manifest = await worker.save(40);
+  (await worker.checkpoint(manifest, { release: worker.releaseBody('yielded', 'steps', 40) })).expect(201);
+  await page.waitForSelector('[data-plot="Loss"] .mark[data-kind="yielded"]');
+  assert.match(await page.locator('[data-plot="Loss"] .mark title').textContent(), /step 40: yielded, step threshold reached/);
+  const first = page.locator('.lease').last();
+  assert.equal(await first.locator('.outcome').innerText(), 'yielded');
+  assert.match(await first.locator('.reason').innerText(), /step threshold reached/);
+  assert.equal(await first.locator('.steps').innerText(), '0 → 40');
+  assert.equal(await first.locator('.peak').innerText(), '340 MiB process');
+
+  // So is a failure that is tried again.
+  worker.reborn();
+  (await worker.claim()).expect(201);
+  await beat(worker, 40, 50);
+  (await worker.release('failed', 'the disk said no', 50, { error: { code: 'io', detail: 'the disk said no', final: false } })).expect(200);
+  await page.waitForSelector('[data-plot="Loss"] .mark[data-kind="failed"]');
+
+  worker.reborn();
+  await until('the second try', async () => (await worker.claim({ wait: 5 })).status === 201);
+  await beat(worker, 40, 100);
+  await worker.finish();
+  const done = await server.completed(id);
+  await page.waitForSelector('.summary .state:has-text("completed")');
+  assert.equal(await page.locator('.model .digest').innerText(), done.model_sha256);
+  assert.equal(await page.locator('.lease').count(), 3);
+  assert.equal(await page.locator('#live').textContent().then((t) => /followed is completed/.test(t)), true);
+  await list.waitForSelector(`tr.job[data-id="${id}"][data-state="completed"]`);
+
+  // The file behind the link is the model.
+  const [download] = await Promise.all([page.waitForEvent('download'), page.click('.model a')]);
+  assert.equal(sha256(fs.readFileSync(await download.path())), done.model_sha256);
+
+  for (const p of [list, page])
+    assert.equal(await p.evaluate(() => window.neverReloaded), true);
+  await list.endClean();
+  await page.endClean();
+}));
+
+test('the URL holds which series are shown; a plot answers to the keyboard', () => quietServer(async (server) => {
+  const { id } = await server.submit(tinySpec());
+  const worker = new FakeWorker(server);
+  (await worker.claim()).expect(201);
+  await beat(worker, 0, 20);
+  const page = await openPage(browser, { expected: [UNAUTHORIZED, /404 \(/] });
+  await logIn(page, server);
+  await page.goto(`${server.url}/#/jobs/${id}?series=lr,loss`);
+  await page.waitForSelector('[data-plot="Learning rate"]');
+  assert.deepEqual(await page.locator('.picker input:checked').evaluateAll((all) => all.map((b) => b.value)), ['loss', 'lr']);
+  await page.locator('.picker input[value="grad_norm"]').check();
+  await page.waitForSelector('[data-plot="Gradient norm"]');
+  await page.locator('.picker input[value="lr"]').uncheck();
+  await page.waitForSelector('[data-plot="Learning rate"]', { state: 'detached' });
+  await page.reload();
+  await page.waitForSelector('[data-plot="Gradient norm"]');
+  assert.deepEqual(await page.locator('.picker input:checked').evaluateAll((all) => all.map((b) => b.value)), ['loss', 'grad_norm']);
+
+  await page.locator('[data-plot="Loss"] svg.plot').focus();
+  await page.keyboard.press('Home');
+  await page.waitForSelector('[data-plot="Loss"] .where:text-is("step 1")');
+  await page.keyboard.press('ArrowRight');
+  await page.waitForSelector('[data-plot="Gradient norm"] .where:text-is("step 2")'); // one cursor for all
+  assert.equal(await page.locator('[data-plot="Loss"] .key b').innerText(), '1.000');
+
+  // The list by keyboard alone.
+  await page.goto(`${server.url}/#/jobs`);
+  await page.waitForSelector('tr.job');
+  for (let i = 0; i < 5 && !(await page.evaluate(() => document.activeElement.matches('a.name'))); i++)
+    await page.keyboard.press('Tab');
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('.summary');
+  assert.equal(new URL(page.url()).hash, `#/jobs/${id}`);
+  await page.goBack();
+  await page.waitForSelector('table.jobs');
+  await page.goto(`${server.url}/#/jobs/999999`);
+  await page.waitForSelector('h1:has-text("There is no job #999999")');
+  await page.endClean();
+}));
+
+test('names, reasons and addresses that look like markup are shown as text', () => quietServer(async (server) => {
+  const names = ['<img src=x onerror=alert(1)>', '"\'><svg onload=alert(2)>', '</script><script>alert(3)</script>'];
+  const { id } = await server.submit(tinySpec({ name: names[0], labels: { 'a<b>': names[1] } }));
+  const worker = new FakeWorker(server, { name: names[1] });
+  (await worker.claim()).expect(201);
+  await beat(worker, 0, 3, { logs: [{ at_ms: Date.now(), level: 'info', text: names[2] }] });
+  (await worker.release('failed', names[2], 3, { error: { code: 'data', detail: names[2], final: true } })).expect(200);
+  const job = await server.failed(id);
+  assert.ok(job.reason.includes(names[2]), job.reason);
+
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  const row = page.locator(`tr.job[data-id="${id}"]`);
+  await row.waitFor();
+  assert.equal(await row.locator('.name').innerText(), names[0]);
+  assert.equal(await row.locator('.reason').innerText(), job.reason);
+  await page.goto(`${server.url}/#/jobs/${id}?series="><img src=x onerror=alert(4)>,loss`);
+  await page.waitForSelector('.lease');
+  assert.equal(await page.locator('h1').innerText(), names[0]);
+  assert.ok((await page.title()).includes(names[0]));
+  assert.equal(await page.locator('.lease .worker').innerText(), names[1]);
+  assert.ok((await page.locator('.lease .reason').innerText()).includes(names[2]));
+  assert.ok(await page.locator(`.pairs dd:text-is(${JSON.stringify(names[1])})`).count());
+  assert.equal(await page.locator('main img, main script').count(), 0);
+  await page.endClean();
+}));
+
+test('a killed server is noticed, and the page goes on when it is back', () => quietServer(async (server) => {
+  // The same address again after a restart.
+  server.args = server.args.map((a) => (a === '127.0.0.1:0' ? new URL(server.url).host : a));
+  const { id } = await server.submit(tinySpec({ name: 'survivor' }));
+  const worker = new FakeWorker(server);
+  (await worker.claim()).expect(201);
+  await beat(worker, 0, 10);
+  const page = await openPage(browser, { expected: [UNAUTHORIZED, UNREACHABLE] });
+  await logIn(page, server);
+  await page.goto(`${server.url}/#/jobs/${id}`);
+  await page.waitForFunction(() => document.querySelector('[data-plot="Loss"] g.line')?.dataset.points === '10');
+  await page.evaluate(() => { window.neverReloaded = true; });
+
+  await server.kill9();
+  await page.waitForSelector('#connection:not([hidden])');
+  assert.match(await page.locator('#connection').innerText(), /No answer from the server/);
+  assert.equal(await page.locator('h1').innerText(), 'survivor'); // what is known stays
+  await screenshot(page, 'lost');
+
+  await server.launch();
+  await page.click('#connection button');
+  await page.waitForSelector('#connection', { state: 'hidden' });
+  await beat(worker, 10, 15);
+  await page.waitForFunction(() => document.querySelector('[data-plot="Loss"] g.line').dataset.points === '15');
+  assert.equal(await page.evaluate(() => window.neverReloaded), true);
+  await page.endClean();
+}));
+
+// ---- how it looks ----------------------------------------------------------
+
+test('nothing sticks out, light or dark, from 360 px to wide', () => quietServer(async (server) => {
+  const long = 'a-name-without-any-space-that-goes-on-and-on-and-on-for-longer-than-a-telephone-is-wide';
+  const { id } = await server.submit(tinySpec({ name: long }));
+  const worker = new FakeWorker(server, { name: 'a-host-with-a-rather-long-name.example.org/worker-12' });
+  (await worker.claim()).expect(201);
+  await beat(worker, 0, 50);
+  const manifest = await worker.save(50);
+  (await worker.checkpoint(manifest, { release: worker.releaseBody('yielded', 'memory', 50, { detail: 'rss_mb is 900, found 913' }) })).expect(201);
+  await server.submit(tinySpec({ name: 'second' }));
+
+  for (const scheme of ['light', 'dark']) {
+    for (const size of [{ width: 360, height: 740 }, NARROW, { width: 820, height: 900 }, WIDE, { width: 1920, height: 1000 }]) {
+      const name = `${scheme}, ${size.width} px`;
+      const page = await openPage(browser, { scheme, size, expected: [UNAUTHORIZED] });
+      await page.goto(server.url);
+      await page.waitForSelector('.login');
+      await assertFits(page, `login, ${name}`);
+      await logIn(page, server);
+      await page.waitForSelector('tr.job');
+      await assertFits(page, `jobs, ${name}`);
+      if (size === WIDE || size === NARROW) await screenshot(page, `jobs-${scheme}-${size.width}`);
+      await page.goto(`${server.url}/#/jobs/${id}?series=loss,loss/policy,loss/value,lr`);
+      await page.waitForSelector('[data-plot="Loss"] g.line path');
+      await assertFits(page, `job, ${name}`);
+      if (size === WIDE || size === NARROW) await screenshot(page, `job-${scheme}-${size.width}`);
+      const dark = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+      assert.equal(Number(/\d+/.exec(dark)[0]) < 128, scheme === 'dark', `${name}: ground is ${dark}`);
+      assert.deepEqual(await tooFaint(page), [], name);
+      await page.endClean();
+    }
+  }
+}));
+
+// Texts whose contrast to their ground is below WCAG's 4.5.
+const tooFaint = (page) => page.evaluate(() => {
+  const channels = (c) => (/rgba?\(([^)]+)\)/.exec(c)?.[1] ?? '0 0 0 0').split(/[ ,/]+/).map(Number);
+  const light = (c) => {
+    const [r, g, b] = channels(c).slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const groundOf = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = getComputedStyle(e).backgroundColor;
+      if ((channels(c)[3] ?? 1) === 1) return c;
+    }
+    return 'rgb(255,255,255)';
+  };
+  const faint = [];
+  for (const e of document.querySelectorAll('body *')) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.getClientRects().length) continue;
+    const style = getComputedStyle(e);
+    const [a, b] = [light(e instanceof SVGElement ? style.fill : style.color), light(groundOf(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(`${e.tagName} ${e.className} ${e.textContent.slice(0, 30)}`);
+  }
+  return faint;
+});
+
+test('the policy allows nothing inline and nothing from elsewhere', () => quietServer(async (server) => {
+  for (const file of ['/', '/app.js', '/style.css', '/icon.svg']) {
+    const r = (await server.get(file, { Authorization: null })).expect(200);
+    const policy = r.headers['content-security-policy'];
+    for (const part of ["default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"])
+      assert.ok(policy.includes(part), `${file}: ${policy}`);
+    assert.ok(!/unsafe|https?:|\*/.test(policy), policy);
+    assert.equal(r.headers['x-content-type-options'], 'nosniff');
+    assert.ok(!/https?:\/\/(?!www\.w3\.org)/.test(r.text), `${file} names no other host`);
+  }
+  // A change of a file is seen at once, an unchanged one costs nothing.
+  const { etag } = (await server.get('/app.js', { Authorization: null })).headers;
+  (await server.get('/app.js', { Authorization: null, 'If-None-Match': etag })).expect(304);
+}));
+
+// ---- real workers ----------------------------------------------------------
+
+test('a real job on real records: live curve, yields, resumes, the model', { skip: !hasWorker && 'no pawl-worker' }, () =>
+  withServer({ workers: 1 }, async (server) => {
+    await server.uploadChess();
+    const spec = chessSpec({ name: 'chess-tiny', training: { epochs: 8 }, runtime: { restart: { every_micro_batches: 140 }, checkpoint_every: 100 } });
+    const { id } = await server.submit(spec);
+    await server.submit(chessSpec({ name: 'chess-tiny, another seed', training: { seed: 8 } }));
+    const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+    await logIn(page, server);
+    await page.waitForSelector(`tr.job[data-id="${id}"][data-state="running"]`);
+    const steps = page.locator(`tr.job[data-id="${id}"] .steps`);
+    const early = await until('a first step in the list', async () => {
+      const shown = Number(/^step ([\d,]+) of/.exec(await steps.innerText())?.[1].replace(',', ''));
+      return shown > 0 && shown;
+    });
+    await until('a later step in the list', async () =>
+      Number(/^step ([\d,]+) of/.exec(await steps.innerText())?.[1].replace(',', '')) > early);
+    await screenshot(page, 'real-jobs');
+    await page.click(`tr.job[data-id="${id}"] a.name`);
+    await page.waitForSelector('[data-plot="Loss"] g.line path');
+    const before = await pointsShown(page);
+    await page.waitForFunction((n) => Number(document.querySelector('[data-plot="Loss"] g.line').dataset.points) > n, before);
+    await page.waitForSelector('[data-plot="Loss"] .mark[data-kind="yielded"]');
+    await until('a second lease', async () => (await page.locator('.lease').count()) >= 2);
+    await screenshot(page, 'real-job-running');
+
+    const done = await server.completed(id);
+    await page.waitForSelector('.summary .state:has-text("completed")');
+    const leases = await server.leases(id);
+    assert.ok(leases.length >= 2, `${leases.length} leases`);
+    await until('all leases', async () => (await page.locator('.lease').count()) === Math.min(12, leases.length));
+    const marks = await page.locator('[data-plot="Loss"] .mark').evaluateAll((all) => all.reduce((n, m) => n + Number(m.dataset.count), 0));
+    assert.equal(marks, leases.filter((l) => l.outcome !== 'finished').length);
+    assert.equal(await page.locator('.model .digest').innerText(), done.model_sha256);
+    assert.match(await page.locator('[data-fact="Exactness"] dd').innerText(), /^bit-exact/);
+    assert.match(await page.locator('.lease .peak').first().innerText(), /MiB process/);
+    assert.equal(await pointsShown(page), Math.min(500, done.progress.steps));
+    await screenshot(page, 'real-job');
+    await page.endClean();
+  }));
