@@ -452,7 +452,7 @@ double json_read_real(struct json_read *r, const char *name, double min,
                        min, max);
         return fallback;
     }
-    return d;
+    return d + 0.0; /* no -0: it would be another signature */
 }
 
 bool json_read_bool(struct json_read *r, const char *name, bool fallback)

@@ -15,7 +15,8 @@ extern "C" {
 /* Counts records while bytes stream by, in pieces of any size. All-zero. */
 struct line_count {
     int64_t bytes, lines, records;
-    bool seen; /* the current line holds something that is not blank */
+    bool open; /* the current line holds a byte */
+    bool seen; /* and one that is not blank */
     int bom;   /* bytes of a byte-order mark matched so far at the start */
 };
 void line_count_add(struct line_count *c, const char *data, size_t len);

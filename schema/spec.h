@@ -18,10 +18,13 @@ extern "C" {
 #endif
 
 struct model_spec {
-    /* type policy_value_transformer */
-    int d_model, layers, heads, ff;
+    /* type policy_value_transformer (the default) */
+    int d_model; /* default 128 */
+    int layers;  /* default 4 */
+    int heads;   /* divides d_model; default the most of 4, 2, 1 that does */
+    int ff;      /* default 4 d_model */
     int max_length; /* learned positions per tokens field; default 512 */
-    double dropout; /* [0, 1) */
+    double dropout; /* [0, 1); default 0 */
 };
 
 enum schedule_type { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
@@ -32,8 +35,9 @@ struct training_spec {
     int epochs;           /* default 1 */
     int effective_batch;  /* records per optimizer step; default 64 */
     int64_t seed;         /* 0 … 2^53 - 1; default 0 */
-    struct {              /* adamw */
-        double lr, weight_decay, beta1, beta2, eps;
+    struct {              /* type adamw */
+        double lr, weight_decay; /* default 0.001, 0.01 */
+        double beta1, beta2, eps; /* default 0.9, 0.999, 1e-8 */
     } optimizer;
     struct {
         enum schedule_type type; /* default constant */
@@ -52,7 +56,7 @@ struct training_spec {
 struct data_spec {
     char *dataset;
     char *shards_glob; /* NULL: all */
-    int shards_last;   /* 0: all */
+    int shards_last;   /* the last N by name; 0: all. In JSON {"last": N} */
     enum bad_records bad_records;
     double policy_tolerance; /* default 0.01 */
 };
@@ -72,11 +76,13 @@ struct runtime_policy {
         int64_t every_micro_batches;
     } restart;
     struct {
-        enum padding_mode mode; /* default dynamic */
+        enum padding_mode mode; /* default stable where there is a minimum,
+                                 * else dynamic */
         int *minimum;           /* per dimension of the record; 0: none */
     } padding;
     struct {
         double high_watermark_ratio, low_watermark_ratio; /* -1: unset */
+        bool no_limit; /* must be true where the high ratio is 0 */
     } mps;
     enum on_oom on_oom;   /* default fail */
     bool exact_require;
@@ -87,7 +93,7 @@ struct limits {
 };
 
 struct spec {
-    char *name, *kind;
+    char *name, *kind; /* kind default train, name default the kind */
     int cycles;   /* 0: each started by POST …/cycles; default 1 */
     int priority; /* -100 … 100, default 0 */
     json_t *labels; /* object of strings */
@@ -111,11 +117,26 @@ void spec_release(struct spec *s);
  * errors begin with /runtime. ERR_INVALID. */
 int runtime_patch(const struct spec *s, const json_t *current,
                   const json_t *patch, json_t **ret_json, struct err *err);
-/* Parse a resolved runtime policy for the spec's record. */
+/* Parse a runtime policy, resolved or not, for the spec's record. */
 int runtime_parse(const json_t *in, const struct record_desc *record,
                   int effective_batch, struct runtime_policy *ret,
                   struct err *err);
 void runtime_release(struct runtime_policy *r);
+/* A policy as resolved JSON: -1 is null there. Caller owns it. */
+json_t *runtime_json(const struct runtime_policy *r,
+                     const struct record_desc *record);
+
+/* What the policy must fit besides the record: the model. ERR_INVALID. */
+int spec_runtime_fits(const struct spec *s, const struct runtime_policy *p,
+                      struct err *err);
+
+/* The pair of MPS watermark ratios as it must be set before the device is
+ * used: -1 (unset) becomes the allocator's default, 1.7 and 1.4 (1.0 where
+ * memory is not unified), and low must not exceed high unless high is 0 (no
+ * limit). ERR_INVALID names what to add or remove; `at` is the pointer of the
+ * object both stand in. */
+int mps_ratios(double high, double low, bool unified, const char *at,
+               double *ret_high, double *ret_low, struct err *err);
 
 /* Signature of a cycle: the job's semantics with the data snapshot's digest. */
 void spec_cycle_signature(const struct spec *s, const char *data_digest,

@@ -1,0 +1,254 @@
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+#include "schema/cleanup.h"
+#include "schema/json_read.h"
+#include "schema/spec.h"
+
+#define AT "/runtime"
+#define BATCH_MAX (1 << 20)
+#define LENGTH_MAX (1 << 16)
+
+static const char *const devices[] = {"auto", "cpu", "cuda", "mps", NULL};
+static const char *const padding_modes[] = {"dynamic", "stable", "ladder",
+                                            NULL};
+static const char *const oom_words[] = {"fail", "split", NULL};
+static const char *const exact_words[] = {"report", "require", NULL};
+
+int mps_ratios(double high, double low, bool unified, const char *at,
+               double *ret_high, double *ret_low, struct err *err)
+{
+    char where[JSON_POINTER_MAX];
+    double default_low = unified ? 1.4 : 1.0;
+    double h = high == -1 ? 1.7 : high, l = low == -1 ? default_low : low;
+
+    if (!(h >= 0 && h <= 2)) {
+        json_pointer(where, at, "high_watermark_ratio");
+        return err_at(err, ERR_INVALID, where,
+                      "high_watermark_ratio is %g, must be between 0 and 2", h);
+    }
+    double l_max = h == 0 ? 2 : h;
+    if (l >= 0 && l <= l_max) {
+        *ret_high = h;
+        *ret_low = l;
+        return 0;
+    }
+    json_pointer(where, at, "low_watermark_ratio");
+    if (low != -1)
+        return err_at(err, ERR_INVALID, where,
+                      "low_watermark_ratio is %g, must be between 0 and %g%s",
+                      l, l_max,
+                      h == 0       ? ""
+                      : high == -1 ? ", the default of high_watermark_ratio"
+                                   : ", the high_watermark_ratio");
+    return err_at(err, ERR_INVALID, where,
+                  "high_watermark_ratio is %g, below %g, which "
+                  "low_watermark_ratio is when it is not set: add "
+                  "low_watermark_ratio (at most %g) or remove "
+                  "high_watermark_ratio",
+                  h, l, h);
+}
+
+/* 0 is off, absent the device's default. */
+static double read_threshold(struct json_read *r, const char *name)
+{
+    return json_read_real(r, name, 0, 1e12, -1);
+}
+
+static int read_restart(const json_t *in, struct runtime_policy *p,
+                        struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, AT "/restart", err, "device_memory_mb", "rss_mb",
+                   "seconds", "every_micro_batches", NULL);
+    p->restart.device_memory_mb = read_threshold(&r, "device_memory_mb");
+    p->restart.rss_mb = read_threshold(&r, "rss_mb");
+    p->restart.seconds = read_threshold(&r, "seconds");
+    p->restart.every_micro_batches =
+        json_read_int(&r, "every_micro_batches", 0, JSON_INT_MAX, -1);
+    return r.r;
+}
+
+static int read_padding(const json_t *in, const struct record_desc *record,
+                        struct runtime_policy *p, struct err *err)
+{
+    p->padding.minimum =
+        calloc(record->n_dims ? (size_t)record->n_dims : 1, sizeof(int));
+    if (!p->padding.minimum)
+        return err_set(err, ERR_NOMEM, "no memory for a runtime policy");
+
+    struct json_read r;
+    json_read_open(&r, in, AT "/padding", err, "mode", "minimum", NULL);
+    const json_t *minimum = json_read_object(&r, "minimum");
+    int mode = json_read_word(&r, "mode", padding_modes,
+                              json_object_size(minimum) ? PADDING_STABLE
+                                                        : PADDING_DYNAMIC);
+    if (r.r < 0)
+        return r.r;
+    if (mode > PADDING_STABLE)
+        return json_read_fail(&r, "mode",
+                              "padding mode %s is not supported yet",
+                              padding_modes[mode]);
+    p->padding.mode = (enum padding_mode)mode;
+
+    struct json_read m;
+    json_read_open_any(&m, minimum, AT "/padding/minimum", err);
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)m.object, key, value)
+    {
+        int dim = record_desc_dim(record, key);
+        if (dim < 0)
+            return json_read_fail(
+                &m, key, "\"%.64s\" is not a dimension of the record", key);
+        p->padding.minimum[dim] = (int)json_read_int(&m, key, 0, LENGTH_MAX, 0);
+    }
+    return m.r;
+}
+
+static int read_mps(const json_t *in, struct runtime_policy *p, struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, AT "/mps", err, "high_watermark_ratio",
+                   "low_watermark_ratio", "no_limit", NULL);
+    double high = json_read_real(&r, "high_watermark_ratio", 0, 2, -1);
+    double low = json_read_real(&r, "low_watermark_ratio", 0, 2, -1);
+    bool no_limit = json_read_bool(&r, "no_limit", false);
+    if (r.r == 0 && high == 0 && !no_limit)
+        json_read_fail(&r, "high_watermark_ratio",
+                       "a high_watermark_ratio of 0 takes away the limit, "
+                       "which may freeze the machine: set no_limit to true as "
+                       "well if that is meant");
+    if (r.r < 0)
+        return r.r;
+    p->mps.high_watermark_ratio = high;
+    p->mps.low_watermark_ratio = low;
+    p->mps.no_limit = no_limit;
+    /* Whether memory is unified only the worker knows; it checks again. */
+    return mps_ratios(high, low, false, AT "/mps", &high, &low, err);
+}
+
+int runtime_parse(const json_t *in, const struct record_desc *record,
+                  int effective_batch, struct runtime_policy *ret,
+                  struct err *err)
+{
+    CLEANUP(runtime_release) struct runtime_policy p = {0};
+    struct json_read r;
+    json_read_open(&r, in, AT, err, "device", "micro_batch", "threads",
+                   "checkpoint_every", "keep", "empty_cache_every", "restart",
+                   "padding", "mps", "on_oom", "exact", NULL);
+    strcpy(p.device, devices[json_read_word(&r, "device", devices, 0)]);
+    p.micro_batch =
+        (int)json_read_int(&r, "micro_batch", 1, BATCH_MAX,
+                           effective_batch < 16 ? effective_batch : 16);
+    if (r.r == 0 && p.micro_batch > effective_batch)
+        json_read_fail(&r, "micro_batch",
+                       "micro_batch is %d, more than the effective_batch of %d",
+                       p.micro_batch, effective_batch);
+    p.threads = (int)json_read_int(&r, "threads", 0, 1024, 0);
+    p.checkpoint_every =
+        (int)json_read_int(&r, "checkpoint_every", 0, 1000000000, 1000);
+    p.keep = (int)json_read_int(&r, "keep", 2, 10000, 2);
+    p.empty_cache_every =
+        (int)json_read_int(&r, "empty_cache_every", 0, 1000000000, -1);
+    p.on_oom = (enum on_oom)json_read_word(&r, "on_oom", oom_words, OOM_FAIL);
+    p.exact_require = json_read_word(&r, "exact", exact_words, 0) == 1;
+    if (r.r < 0)
+        return r.r;
+
+    int q = read_restart(json_read_get(&r, "restart"), &p, err);
+    if (q == 0)
+        q = read_padding(json_read_get(&r, "padding"), record, &p, err);
+    if (q == 0)
+        q = read_mps(json_read_get(&r, "mps"), &p, err);
+    if (q < 0)
+        return q;
+
+    *ret = p;
+    p = (struct runtime_policy){0};
+    return 0;
+}
+
+void runtime_release(struct runtime_policy *r)
+{
+    if (!r)
+        return;
+    free(r->padding.minimum);
+    r->padding.minimum = NULL;
+}
+
+static json_t *real_or_null(double v)
+{
+    return v < 0 ? json_null() : json_real(v);
+}
+
+static json_t *int_or_null(int64_t v)
+{
+    return v < 0 ? json_null() : json_integer(v);
+}
+
+json_t *runtime_json(const struct runtime_policy *r,
+                     const struct record_desc *record)
+{
+    json_t *minimum = json_object();
+    for (int i = 0; i < record->n_dims; i++)
+        if (r->padding.minimum[i] > 0)
+            json_object_set_new(minimum, record->dims[i],
+                                json_integer(r->padding.minimum[i]));
+    return json_pack(
+        "{s:s, s:i, s:i, s:i, s:i, s:o, s:{s:o, s:o, s:o, s:o}, s:{s:s, s:o}, "
+        "s:{s:o, s:o, s:b}, s:s, s:s}",
+        "device", r->device, "micro_batch", r->micro_batch, "threads",
+        r->threads, "checkpoint_every", r->checkpoint_every, "keep", r->keep,
+        "empty_cache_every", int_or_null(r->empty_cache_every), "restart",
+        "device_memory_mb", real_or_null(r->restart.device_memory_mb), "rss_mb",
+        real_or_null(r->restart.rss_mb), "seconds",
+        real_or_null(r->restart.seconds), "every_micro_batches",
+        int_or_null(r->restart.every_micro_batches), "padding", "mode",
+        padding_modes[r->padding.mode], "minimum", minimum, "mps",
+        "high_watermark_ratio", real_or_null(r->mps.high_watermark_ratio),
+        "low_watermark_ratio", real_or_null(r->mps.low_watermark_ratio),
+        "no_limit", r->mps.no_limit, "on_oom", oom_words[r->on_oom], "exact",
+        exact_words[r->exact_require]);
+}
+
+/* RFC 7396: members of a patch replace, null removes, objects merge. */
+static json_t *merge(const json_t *target, const json_t *patch)
+{
+    if (!json_is_object(patch))
+        return json_deep_copy(patch);
+    json_t *out =
+        json_is_object(target) ? json_copy((json_t *)target) : json_object();
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)patch, key, value)
+    {
+        if (json_is_null(value))
+            json_object_del(out, key);
+        else
+            json_object_set_new(out, key,
+                                merge(json_object_get(out, key), value));
+    }
+    return out;
+}
+
+int runtime_patch(const struct spec *s, const json_t *current,
+                  const json_t *patch, json_t **ret_json, struct err *err)
+{
+    if (!json_is_object(patch))
+        return err_at(err, ERR_INVALID, AT, "runtime must be an object");
+    AUTO_JSON json_t *merged = merge(current, patch);
+    if (!merged)
+        return err_set(err, ERR_NOMEM, "no memory for a runtime policy");
+    CLEANUP(runtime_release) struct runtime_policy p = {0};
+    int r =
+        runtime_parse(merged, &s->record, s->training.effective_batch, &p, err);
+    if (r == 0)
+        r = spec_runtime_fits(s, &p, err);
+    if (r < 0)
+        return r;
+    *ret_json = runtime_json(&p, &s->record);
+    return *ret_json
+               ? 0
+               : err_set(err, ERR_NOMEM, "no memory for a runtime policy");
+}

@@ -1,0 +1,589 @@
+#include "schema/spec.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "schema/cleanup.h"
+#include "schema/json_read.h"
+
+static const char *const kinds[] = {"train", "selfplay", NULL};
+static const char *const model_types[] = {"policy_value_transformer",
+                                          "torchscript", NULL};
+static const char *const optimizer_types[] = {"adamw", NULL};
+static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
+static const char *const shuffle_modes[] = {"none", "buffer", "global", NULL};
+static const char *const precisions[] = {"float32", "bfloat16", "float16",
+                                         NULL};
+static const char *const bad_words[] = {"fail", "skip", NULL};
+
+static int no_memory(struct err *err)
+{
+    return err_set(err, ERR_NOMEM, "no memory for a job spec");
+}
+
+/* A field that a later version will understand. */
+static void not_yet(struct json_read *r, const char *name)
+{
+    if (json_read_get(r, name))
+        json_read_fail(r, name, "%s is not supported yet", name);
+}
+
+static int read_model(const json_t *in, struct model_spec *m, struct err *err)
+{
+    struct json_read r;
+    json_read_open_any(&r, in, "/model", err);
+    int type = json_read_word(&r, "type", model_types, 0);
+    if (r.r == 0 && type != 0)
+        json_read_fail(&r, "type", "model type %s is not supported yet",
+                       model_types[type]);
+    if (r.r < 0)
+        return r.r;
+
+    json_read_open(&r, in, "/model", err, "type", "d_model", "layers", "heads",
+                   "ff", "max_length", "dropout", NULL);
+    m->d_model = (int)json_read_int(&r, "d_model", 1, 16384, 128);
+    m->layers = (int)json_read_int(&r, "layers", 1, 256, 4);
+    int heads = m->d_model % 4 == 0 ? 4 : m->d_model % 2 == 0 ? 2 : 1;
+    m->heads = (int)json_read_int(&r, "heads", 1, 1024, heads);
+    if (r.r == 0 && m->d_model % m->heads)
+        json_read_fail(&r, "heads",
+                       "heads is %d, which does not divide the "
+                       "d_model of %d",
+                       m->heads, m->d_model);
+    m->ff = (int)json_read_int(&r, "ff", 1, 65536, 4 * m->d_model);
+    m->max_length = (int)json_read_int(&r, "max_length", 1, 65536, 512);
+    m->dropout = json_read_real(&r, "dropout", 0, 1, 0);
+    if (r.r == 0 && m->dropout == 1)
+        json_read_fail(&r, "dropout", "dropout is 1, must be below 1");
+    return r.r;
+}
+
+static json_t *model_json(const struct model_spec *m)
+{
+    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:f}", "type",
+                     model_types[0], "d_model", m->d_model, "layers", m->layers,
+                     "heads", m->heads, "ff", m->ff, "max_length",
+                     m->max_length, "dropout", m->dropout);
+}
+
+/* What the model needs of a record. */
+static int check_record(const struct record_desc *d, struct err *err)
+{
+    int inputs = 0;
+    for (int i = 0; i < d->n_fields; i++)
+        inputs += d->fields[i].kind != FIELD_TARGET;
+    if (!inputs)
+        return err_at(err, ERR_INVALID, "/record",
+                      "the record has no input field: tokens, rows or numbers");
+    if (inputs == d->n_fields)
+        return err_at(err, ERR_INVALID, "/record",
+                      "the record has no target: nothing to learn");
+    return 0;
+}
+
+static bool is_plain_name(const char *s)
+{
+    size_t n = strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                         "abcdefghijklmnopqrstuvwxyz0123456789._-");
+    return n > 0 && n <= 128 && !s[n] && !strchr("._-", s[0]) &&
+           !strstr(s, "..");
+}
+
+static int read_data(const json_t *in, struct data_spec *d, struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, "/data", err, "dataset", "shards", "bad_records",
+                   "policy_tolerance", "root", "match", NULL);
+    not_yet(&r, "root");
+    not_yet(&r, "match");
+    json_read_need(&r, "dataset");
+    const char *dataset = json_read_string(&r, "dataset", 128, "");
+    if (r.r == 0 && !is_plain_name(dataset))
+        json_read_fail(&r, "dataset",
+                       "a dataset's name begins with a letter or digit and "
+                       "goes on with letters, digits, '.', '_' and '-'");
+    d->bad_records = (enum bad_records)json_read_word(&r, "bad_records",
+                                                      bad_words, BAD_FAIL);
+    d->policy_tolerance = json_read_real(&r, "policy_tolerance", 0, 1, 0.01);
+
+    const json_t *shards = json_read_get(&r, "shards");
+    const char *glob = NULL;
+    if (json_is_string(shards)) {
+        glob = json_read_string(&r, "shards", 256, NULL);
+    } else if (json_is_integer(shards)) {
+        d->shards_last = (int)json_read_int(&r, "shards", 1, 1000000, 0);
+    } else if (json_is_object(shards)) {
+        struct json_read l;
+        json_read_open(&l, shards, "/data/shards", err, "last", NULL);
+        json_read_need(&l, "last");
+        d->shards_last = (int)json_read_int(&l, "last", 1, 1000000, 0);
+        if (r.r == 0)
+            r.r = l.r;
+    } else if (shards) {
+        json_read_fail(&r, "shards",
+                       "shards must be a pattern such as \"2024-*\" or "
+                       "{\"last\": N}");
+    }
+    if (r.r < 0)
+        return r.r;
+    d->dataset = strdup(dataset);
+    d->shards_glob = glob ? strdup(glob) : NULL;
+    return d->dataset && (!glob || d->shards_glob) ? 0 : no_memory(err);
+}
+
+/* What the job's signature takes of it: how records are read, not which. */
+static json_t *data_semantics(const struct data_spec *d)
+{
+    return json_pack("{s:s, s:f}", "bad_records", bad_words[d->bad_records],
+                     "policy_tolerance", d->policy_tolerance);
+}
+
+static json_t *data_json(const struct data_spec *d)
+{
+    json_t *out = data_semantics(d);
+    json_object_set_new(out, "dataset", json_string(d->dataset));
+    if (d->shards_glob)
+        json_object_set_new(out, "shards", json_string(d->shards_glob));
+    if (d->shards_last)
+        json_object_set_new(out, "shards",
+                            json_pack("{s:i}", "last", d->shards_last));
+    return out;
+}
+
+static int read_optimizer(const json_t *in, struct training_spec *t,
+                          struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, "/training/optimizer", err, "type", "lr",
+                   "weight_decay", "betas", "eps", NULL);
+    json_read_word(&r, "type", optimizer_types, 0);
+    t->optimizer.lr = json_read_real(&r, "lr", 0, 1000, 0.001);
+    t->optimizer.weight_decay =
+        json_read_real(&r, "weight_decay", 0, 1000, 0.01);
+    t->optimizer.eps = json_read_real(&r, "eps", 1e-30, 1, 1e-8);
+    t->optimizer.beta1 = 0.9;
+    t->optimizer.beta2 = 0.999;
+    const json_t *betas = json_read_array(&r, "betas", 2);
+    if (betas && r.r == 0) {
+        double *out[] = {&t->optimizer.beta1, &t->optimizer.beta2};
+        if (json_array_size(betas) != 2)
+            json_read_fail(&r, "betas", "betas must have 2 entries");
+        for (size_t i = 0; i < 2 && r.r == 0; i++) {
+            const json_t *b = json_array_get(betas, i);
+            double v = json_number_value(b) + 0.0;
+            if (json_is_number(b) && v >= 0 && v < 1) {
+                *out[i] = v;
+                continue;
+            }
+            char at[JSON_POINTER_MAX];
+            json_pointer_index(at, "/training/optimizer/betas", i);
+            r.r = err_at(err, ERR_INVALID, at,
+                         "betas must be numbers from 0 to below 1");
+        }
+    }
+    return r.r;
+}
+
+static int read_schedule(const json_t *in, struct training_spec *t,
+                         struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, "/training/schedule", err, "type", "warmup_steps",
+                   "final_fraction", NULL);
+    t->schedule.type = (enum schedule_type)json_read_word(&r, "type", schedules,
+                                                          SCHEDULE_CONSTANT);
+    t->schedule.warmup_steps =
+        (int)json_read_int(&r, "warmup_steps", 0, 1000000000, 0);
+    t->schedule.final_fraction = json_read_real(&r, "final_fraction", 0, 1, 0);
+    return r.r;
+}
+
+static int read_losses(const json_t *in, const struct record_desc *record,
+                       struct training_spec *t, struct err *err)
+{
+    struct json_read r;
+    t->losses = calloc((size_t)record->n_fields, sizeof *t->losses);
+    if (!t->losses)
+        return no_memory(err);
+    json_read_open_any(&r, in, "/training/losses", err);
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)r.object, key, value)
+    {
+        int i = record_desc_field(record, key);
+        if (i < 0 || record->fields[i].kind != FIELD_TARGET)
+            return json_read_fail(
+                &r, key, "\"%.64s\" is not a target of the record", key);
+    }
+    double sum = 0;
+    for (int i = 0; i < record->n_fields; i++)
+        if (record->fields[i].kind == FIELD_TARGET)
+            sum += t->losses[i] =
+                json_read_real(&r, record->fields[i].name, 0, 1e6, 1);
+    if (r.r == 0 && sum == 0)
+        json_read_fail(&r, "", "all losses weigh 0: nothing to learn");
+    return r.r;
+}
+
+static int read_shuffle(const json_t *in, struct training_spec *t,
+                        struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, "/training/shuffle", err, "mode", "size", NULL);
+    int mode = json_read_word(&r, "mode", shuffle_modes, SHUFFLE_BUFFER);
+    if (mode > SHUFFLE_BUFFER)
+        json_read_fail(&r, "mode", "shuffle mode %s is not supported yet",
+                       shuffle_modes[mode]);
+    t->shuffle.size = (int)json_read_int(&r, "size", 1, 10000000, 10000);
+    t->shuffle.mode = (enum shuffle_mode)mode;
+    return r.r;
+}
+
+static int read_training(const json_t *in, const struct record_desc *record,
+                         struct training_spec *t, struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, "/training", err, "epochs", "effective_batch",
+                   "seed", "optimizer", "schedule", "clip_norm", "losses",
+                   "shuffle", "precision", "validation", "ema", NULL);
+    not_yet(&r, "validation");
+    not_yet(&r, "ema");
+    int precision = json_read_word(&r, "precision", precisions, 0);
+    if (precision != 0)
+        json_read_fail(&r, "precision", "precision %s is not supported yet",
+                       precisions[precision]);
+    t->epochs = (int)json_read_int(&r, "epochs", 1, 1000000, 1);
+    t->effective_batch =
+        (int)json_read_int(&r, "effective_batch", 1, 1 << 20, 64);
+    t->seed = json_read_int(&r, "seed", 0, JSON_INT_MAX, 0);
+    t->clip_norm = json_read_real(&r, "clip_norm", 0, 1e9, 1);
+    if (r.r < 0)
+        return r.r;
+
+    int q = read_optimizer(json_read_get(&r, "optimizer"), t, err);
+    if (q == 0)
+        q = read_schedule(json_read_get(&r, "schedule"), t, err);
+    if (q == 0)
+        q = read_losses(json_read_get(&r, "losses"), record, t, err);
+    if (q == 0)
+        q = read_shuffle(json_read_get(&r, "shuffle"), t, err);
+    return q;
+}
+
+static json_t *training_json(const struct training_spec *t,
+                             const struct record_desc *record)
+{
+    json_t *losses = json_object();
+    for (int i = 0; i < record->n_fields; i++)
+        if (record->fields[i].kind == FIELD_TARGET)
+            json_object_set_new(losses, record->fields[i].name,
+                                json_real(t->losses[i]));
+    /* A size that shuffles nothing must not change the signature. */
+    json_t *shuffle =
+        json_pack("{s:s}", "mode", shuffle_modes[t->shuffle.mode]);
+    if (t->shuffle.mode == SHUFFLE_BUFFER)
+        json_object_set_new(shuffle, "size", json_integer(t->shuffle.size));
+    return json_pack(
+        "{s:i, s:i, s:I, s:{s:s, s:f, s:f, s:[f, f], s:f}, s:{s:s, s:i, s:f}, "
+        "s:f, s:o, s:o, s:s}",
+        "epochs", t->epochs, "effective_batch", t->effective_batch, "seed",
+        (json_int_t)t->seed, "optimizer", "type", optimizer_types[0], "lr",
+        t->optimizer.lr, "weight_decay", t->optimizer.weight_decay, "betas",
+        t->optimizer.beta1, t->optimizer.beta2, "eps", t->optimizer.eps,
+        "schedule", "type", schedules[t->schedule.type], "warmup_steps",
+        t->schedule.warmup_steps, "final_fraction", t->schedule.final_fraction,
+        "clip_norm", t->clip_norm, "losses", losses, "shuffle", shuffle,
+        "precision", precisions[0]);
+}
+
+static int read_limits(const json_t *in, struct limits *l, struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, "/limits", err, "failures", "lost", "no_progress",
+                   NULL);
+    l->failures = (int)json_read_int(&r, "failures", 0, 1000000, 3);
+    l->lost = (int)json_read_int(&r, "lost", 0, 1000000, 20);
+    l->no_progress = (int)json_read_int(&r, "no_progress", 1, 1000000, 10);
+    return r.r;
+}
+
+static int read_labels(const json_t *in, struct spec *s, struct err *err)
+{
+    s->labels = json_object();
+    if (!s->labels)
+        return no_memory(err);
+    struct json_read r;
+    json_read_open_any(&r, in, "/labels", err);
+    if (json_object_size(r.object) > 64)
+        json_read_fail(&r, "", "there are more than 64 labels");
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)r.object, key, value)
+    {
+        if (!*key || strlen(key) > 64)
+            return json_read_fail(&r, key, "a label's name has 1 to 64 bytes");
+        if (!json_is_string(value) || json_string_length(value) > 256)
+            return json_read_fail(
+                &r, key, "a label's value is a string of at most 256 bytes");
+        json_object_set(s->labels, key, value);
+    }
+    return r.r;
+}
+
+static int read_after(const json_t *in, struct spec *s, struct err *err)
+{
+    s->after = json_array();
+    if (!s->after)
+        return no_memory(err);
+    for (size_t i = 0; i < json_array_size(in); i++) {
+        json_t *id = json_array_get(in, i);
+        json_int_t n = json_integer_value(id);
+        char at[JSON_POINTER_MAX];
+        json_pointer_index(at, "/after", i);
+        if (!json_is_integer(id) || n < 1 || n > JSON_INT_MAX)
+            return err_at(err, ERR_INVALID, at, "after lists ids of jobs");
+        for (size_t j = 0; j < i; j++)
+            if (json_integer_value(json_array_get(in, j)) == n)
+                return err_at(err, ERR_INVALID, at,
+                              "job %lld stands here twice", (long long)n);
+        json_array_append(s->after, id);
+    }
+    return 0;
+}
+
+/* Positions are learned up to max_length: no batch may be padded beyond. */
+int spec_runtime_fits(const struct spec *s, const struct runtime_policy *p,
+                      struct err *err)
+{
+    for (int i = 0; i < s->record.n_fields; i++) {
+        const struct field *f = &s->record.fields[i];
+        if (f->kind != FIELD_TOKENS ||
+            p->padding.minimum[f->dim] <= s->model.max_length)
+            continue;
+        char at[JSON_POINTER_MAX];
+        json_pointer(at, "/runtime/padding/minimum", s->record.dims[f->dim]);
+        return err_at(err, ERR_INVALID, at,
+                      "the minimum of %d is more than the model's max_length "
+                      "of %d, and %s is a tokens field",
+                      p->padding.minimum[f->dim], s->model.max_length, f->name);
+    }
+    return 0;
+}
+
+static int resolve(struct spec *s, struct err *err)
+{
+    s->resolved =
+        json_pack("{s:s, s:s, s:i, s:i, s:O, s:O, s:o, s:o, s:o, s:o, s:o, "
+                  "s:{s:i, s:i, s:i}}",
+                  "name", s->name, "kind", s->kind, "cycles", s->cycles,
+                  "priority", s->priority, "labels", s->labels, "after",
+                  s->after, "model", model_json(&s->model), "record",
+                  record_desc_json(&s->record), "data", data_json(&s->data),
+                  "training", training_json(&s->training, &s->record),
+                  "runtime", runtime_json(&s->runtime, &s->record), "limits",
+                  "failures", s->limits.failures, "lost", s->limits.lost,
+                  "no_progress", s->limits.no_progress);
+    if (!s->resolved)
+        return no_memory(err);
+    spec_cycle_signature(s, NULL, s->signature);
+    return 0;
+}
+
+int spec_parse(const json_t *in, struct spec *ret, struct err *err)
+{
+    CLEANUP(spec_release)
+    struct spec s = {.record = {.policy = -1, .value = -1}};
+    struct json_read r;
+    if (!json_is_object(in))
+        return err_set(err, ERR_INVALID, "a job spec is a JSON object");
+    json_read_open(&r, in, "", err, "name", "kind", "labels", "priority",
+                   "after", "cycles", "model", "record", "data", "training",
+                   "runtime", "limits", "game", "selfplay", "window", "gate",
+                   "not_before", "sweep", NULL);
+    int kind = json_read_word(&r, "kind", kinds, 0);
+    if (kind != 0)
+        json_read_fail(&r, "kind", "kind %s is not supported yet", kinds[kind]);
+    static const char *const later[] = {
+        "game", "selfplay", "window", "gate", "not_before", "sweep", NULL};
+    for (int i = 0; later[i]; i++)
+        not_yet(&r, later[i]);
+    const char *name = json_read_string(&r, "name", 200, kinds[kind]);
+    for (const char *p = name; *p && r.r == 0; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            json_read_fail(&r, "name", "a name has no control characters");
+    s.cycles = (int)json_read_int(&r, "cycles", 0, 1000000, 1);
+    s.priority = (int)json_read_int(&r, "priority", -100, 100, 0);
+    const json_t *after = json_read_array(&r, "after", 100);
+    if (r.r < 0)
+        return r.r;
+    s.name = strdup(name);
+    s.kind = strdup(kinds[kind]);
+    if (!s.name || !s.kind)
+        return no_memory(err);
+
+    int q = read_labels(json_read_get(&r, "labels"), &s, err);
+    if (q == 0)
+        q = read_after(after, &s, err);
+    if (q == 0)
+        q = read_model(json_read_get(&r, "model"), &s.model, err);
+    if (q == 0) {
+        json_read_need(&r, "record");
+        json_read_need(&r, "data");
+        q = r.r;
+    }
+    if (q == 0)
+        q = record_desc_parse(json_read_get(&r, "record"), "/record", &s.record,
+                              err);
+    if (q == 0)
+        q = check_record(&s.record, err);
+    if (q == 0)
+        q = read_data(json_read_get(&r, "data"), &s.data, err);
+    if (q == 0)
+        q = read_training(json_read_get(&r, "training"), &s.record, &s.training,
+                          err);
+    if (q == 0)
+        q = runtime_parse(json_read_get(&r, "runtime"), &s.record,
+                          s.training.effective_batch, &s.runtime, err);
+    if (q == 0)
+        q = spec_runtime_fits(&s, &s.runtime, err);
+    if (q == 0)
+        q = read_limits(json_read_get(&r, "limits"), &s.limits, err);
+    if (q == 0)
+        q = resolve(&s, err);
+    if (q < 0)
+        return q;
+
+    *ret = s;
+    s = (struct spec){0};
+    return 0;
+}
+
+void spec_release(struct spec *s)
+{
+    if (!s)
+        return;
+    free(s->name);
+    free(s->kind);
+    json_decref(s->labels);
+    json_decref(s->after);
+    record_desc_release(&s->record);
+    free(s->data.dataset);
+    free(s->data.shards_glob);
+    free(s->training.losses);
+    runtime_release(&s->runtime);
+    json_decref(s->resolved);
+    *s = (struct spec){0};
+}
+
+void spec_cycle_signature(const struct spec *s, const char *data_digest,
+                          char out[DIGEST_HEX])
+{
+    json_t *data = data_semantics(&s->data);
+    if (data_digest)
+        json_object_set_new(data, "snapshot", json_string(data_digest));
+    AUTO_JSON json_t *semantics = json_pack(
+        "{s:s, s:o, s:o, s:o, s:o}", "kind", s->kind, "model",
+        model_json(&s->model), "record", record_desc_json(&s->record), "data",
+        data, "training", training_json(&s->training, &s->record));
+    digest_of_json(semantics, out);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The keys of both objects, sorted; a key of both stands there twice. */
+static const char **all_keys(const json_t *a, const json_t *b, size_t *ret_n)
+{
+    size_t n = 0, max = json_object_size(a) + json_object_size(b);
+    const char **keys = calloc(max ? max : 1, sizeof *keys);
+    const char *key;
+    json_t *value;
+    if (!keys)
+        return NULL;
+    json_object_foreach((json_t *)a, key, value) keys[n++] = key;
+    json_object_foreach((json_t *)b, key, value) keys[n++] = key;
+    qsort(keys, n, sizeof *keys, by_bytes);
+    *ret_n = n;
+    return keys;
+}
+
+static bool differ(const json_t *a, const json_t *b, const char *at,
+                   char out[JSON_POINTER_MAX])
+{
+    char below[JSON_POINTER_MAX];
+    if (json_is_object(a) && json_is_object(b)) {
+        size_t n = 0;
+        AUTO_FREE const char **keys = all_keys(a, b, &n);
+        for (size_t i = 0; i < n; i++) {
+            json_pointer(below, at, keys[i]);
+            if (differ(json_object_get(a, keys[i]), json_object_get(b, keys[i]),
+                       below, out))
+                return true;
+        }
+        if (keys)
+            return false;
+    } else if (json_is_array(a) && json_is_array(b) &&
+               json_array_size(a) == json_array_size(b)) {
+        for (size_t i = 0; i < json_array_size(a); i++) {
+            json_pointer_index(below, at, i);
+            if (differ(json_array_get(a, i), json_array_get(b, i), below, out))
+                return true;
+        }
+        return false;
+    }
+    if ((!a && !b) || (a && b && json_equal(a, b)))
+        return false;
+    snprintf(out, JSON_POINTER_MAX, "%s", at);
+    return true;
+}
+
+int spec_semantics_diff(const json_t *a, const json_t *b, char *ret, size_t cap)
+{
+    static const char *const parts[] = {"kind", "model", "record", "data",
+                                        "training"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char at[JSON_POINTER_MAX], found[JSON_POINTER_MAX];
+        json_pointer(at, "", parts[i]);
+        if (differ(json_object_get(a, parts[i]), json_object_get(b, parts[i]),
+                   at, found)) {
+            snprintf(ret, cap, "%s", found);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+int64_t spec_steps(const struct spec *s, int64_t records)
+{
+    int64_t batch = s->training.effective_batch;
+    return s->training.epochs * (records / batch + (records % batch > 0));
+}
+
+double spec_learning_rate(const struct training_spec *t, int64_t step,
+                          int64_t steps)
+{
+    double lr = t->optimizer.lr, end = t->schedule.final_fraction;
+    int64_t warmup = t->schedule.warmup_steps;
+    if (step < warmup)
+        return lr * ((double)(step + 1) / (double)warmup);
+
+    /* From 0 at the first step after the warm-up to 1 at the last. A cycle of
+     * one step trains with lr. */
+    int64_t span = steps - 1 - warmup;
+    double x = span > 0    ? (double)(step - warmup) / (double)span
+               : steps > 1 ? 1
+                           : 0;
+    if (x > 1)
+        x = 1;
+    switch (t->schedule.type) {
+    case SCHEDULE_CONSTANT:
+        break;
+    case SCHEDULE_LINEAR:
+        return lr * (end + (1 - end) * (1 - x));
+    case SCHEDULE_COSINE:
+        return lr * (end + (1 - end) * (0.5 * (1 + cos(M_PI * x))));
+    }
+    return lr;
+}
