@@ -268,6 +268,36 @@ test('a killed server is noticed, and the page goes on when it is back', () => q
   await page.endClean();
 }));
 
+test('figures keep what was measured, and what is not known has no text', () => quietServer(async (server) => {
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await page.goto(server.url);
+  const got = await page.evaluate(async () => {
+    const f = await import('/format.js');
+    const { ticks, gather } = await import('/plot.js');
+    return {
+      value: [2.34567, 0.000981234, 1.2345e-7, 0, -3.5, 123456.7, NaN, null, Infinity].map((v) => f.value(v)),
+      percent: [0, 0.999, 0.9999999, 1, null].map(f.percent),
+      bytes: [0, 1023, 2 ** 20, 393 * 2 ** 20, 1.5 * 2 ** 30, undefined].map(f.bytes),
+      duration: [0.25, 59.7, 61, 3600, 90061, -1, null].map(f.duration),
+      rate: [0.5, 99.94, 1234.5, null].map(f.perSecond),
+      ago: [0, 61, 7200, 200000].map((s) => f.ago(new Date(1e12 - s * 1000).toISOString(), 1e12)),
+      ticks: [ticks(0, 100, 5).at, ticks(0.1, 0.35, 4).at.map((v) => v.toFixed(2)), ticks(0, 3, 8, { whole: true }).at],
+      gather: gather([{ x: 9, kind: 'lost' }, { x: 2, kind: 'yielded' }, { x: 1, kind: 'yielded' }], (x) => x * 2).map((g) => g.marks.length),
+    };
+  });
+  assert.deepEqual(got, {
+    value: ['2.346', '0.0009812', '1.235e-7', '0', '-3.500', '123,457', null, null, null],
+    percent: ['0 %', '99 %', '99 %', '100 %', null],
+    bytes: ['0 B', '1,023 B', '1.00 MiB', '393 MiB', '1.50 GiB', null],
+    duration: ['0.3 s', '1 min 00 s', '1 min 01 s', '1 h 00 min', '1 d 1 h', null, null],
+    rate: ['0.5 records/s', '99.9 records/s', '1,235 records/s', null],
+    ago: ['just now', '1 min ago', '2 h ago', '2 d ago'],
+    ticks: [[0, 20, 40, 60, 80, 100], ['0.10', '0.20', '0.30'], [0, 1, 2, 3]],
+    gather: [2, 1],
+  });
+  await page.endClean();
+}));
+
 // ---- how it looks ----------------------------------------------------------
 
 test('nothing sticks out, light or dark, from 360 px to wide', () => quietServer(async (server) => {
