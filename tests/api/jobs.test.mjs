@@ -1,0 +1,260 @@
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import fs from 'node:fs';
+import path from 'node:path';
+import { Server, chessSpec, root, tinyShard, tinySpec } from '../harness.mjs';
+
+let s;
+before(async () => {
+  s = await Server.start({ workers: 0 });
+  await s.upload('tiny', { 'a.jsonl': tinyShard(20) });
+  await s.uploadChess({ shards: 1 });
+});
+after(() => s.stop());
+
+const RFC3339 = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
+
+test('a submitted job has the fields that scripts rely on', async () => {
+  const r = await s.post('/v1/jobs', tinySpec({ labels: { who: 'me' }, priority: 3 }));
+  r.expect(201);
+  assert.equal(r.headers.location, `/v1/jobs/${r.json.id}`);
+  const j = r.json;
+  assert.ok(Number.isInteger(j.id) && Number.isInteger(j.version));
+  assert.equal(j.name, 'tiny');
+  assert.equal(j.kind, 'train');
+  assert.equal(j.state, 'queued');
+  assert.equal(typeof j.reason, 'string');
+  assert.match(j.signature, /^[0-9a-f]{64}$/);
+  assert.equal(j.priority, 3);
+  assert.deepEqual(j.labels, { who: 'me' });
+  assert.match(j.created_at, RFC3339);
+  for (const k of ['cycle', 'cycles', 'epoch', 'step', 'steps', 'records', 'records_total', 'fraction', 'records_per_s', 'eta_s'])
+    assert.ok(k in j.progress, `progress.${k}`);
+  assert.equal(j.progress.steps, 5);
+  assert.equal(j.progress.records_total, 20);
+  assert.equal(j.exact.tier, 'bit');
+  assert.equal(j.runtime.micro_batch, 4);
+  assert.deepEqual((await s.job(j.id)).signature, j.signature);
+});
+
+test('the chess job runs as it stands', async () => {
+  const text = fs.readFileSync(path.join(root, 'tests/fixtures/chess/job.json'), 'utf8');
+  const j = (await s.post('/v1/jobs', text, { 'Content-Type': 'application/json' })).expect(201).json;
+  assert.equal(j.progress.steps, 7); // 400 records in steps of 64
+});
+
+const wrong = [
+  [{ nmae: 'x' }, '/nmae'],
+  [{ kind: 'trian' }, '/kind'],
+  [{ priority: 101 }, '/priority'],
+  [{ priority: 1.5 }, '/priority'],
+  [{ cycles: -1 }, '/cycles'],
+  [{ labels: { a: 1 } }, '/labels/a'],
+  [{ model: null }, '/model'],
+  [{ model: { d_model: 0 } }, '/model/d_model'],
+  [{ model: { d_model: 30, heads: 4 } }, '/model/heads'],
+  [{ model: { dropout: 1 } }, '/model/dropout'],
+  [{ model: { size: 8 } }, '/model/size'],
+  [{ record: { x: { vocab: 0 } } }, '/record/x/vocab'],
+  [{ record: { x: { kind: 'token' } } }, '/record/x/kind'],
+  [{ record: { legal: { columns: [] } } }, '/record/legal/columns'],
+  [{ record: { policy: { over: 'illegal' } } }, '/record/policy/over'],
+  [{ data: { dataset: 'nothing' } }, '/data/dataset'],
+  [{ data: { bad_records: 'ignore' } }, '/data/bad_records'],
+  [{ data: { policy_tolerance: -1 } }, '/data/policy_tolerance'],
+  [{ training: { effective_batch: 0 } }, '/training/effective_batch'],
+  [{ training: { epochs: 0 } }, '/training/epochs'],
+  [{ training: { seed: -1 } }, '/training/seed'],
+  [{ training: { optimizer: { lr: '0.1' } } }, '/training/optimizer/lr'],
+  [{ training: { optimizer: { type: 'sgd' } } }, '/training/optimizer/type'],
+  [{ training: { optimizer: { betas: [0.9] } } }, '/training/optimizer/betas'],
+  [{ training: { schedule: { type: 'step' } } }, '/training/schedule/type'],
+  [{ training: { losses: { x: 1 } } }, '/training/losses/x'],
+  [{ training: { shuffle: { mode: 'buffer', size: 0 } } }, '/training/shuffle/size'],
+  [{ runtime: { micro_batch: 0 } }, '/runtime/micro_batch'],
+  [{ runtime: { micro_batch: 5 } }, '/runtime/micro_batch'],
+  [{ runtime: { device: 'tpu' } }, '/runtime/device'],
+  [{ runtime: { threads: -1 } }, '/runtime/threads'],
+  [{ runtime: { keep: 1 } }, '/runtime/keep'],
+  [{ runtime: { checkpoint_evry: 1 } }, '/runtime/checkpoint_evry'],
+  [{ runtime: { restart: { rss_mb: -5 } } }, '/runtime/restart/rss_mb'],
+  [{ runtime: { padding: { mode: 'stable', minimum: { Q: 5 } } } }, '/runtime/padding/minimum/Q'],
+  [{ runtime: { exact: 'yes' } }, '/runtime/exact'],
+  [{ limits: { failures: -1 } }, '/limits/failures'],
+];
+for (const [patch, pointer] of wrong) {
+  test(`a spec with ${JSON.stringify(patch)} is refused at ${pointer}`, async () => {
+    const jobs = (await s.get('/v1/jobs?limit=1000')).json.items.length;
+    (await s.post('/v1/jobs', tinySpec(patch))).problem(400, pointer);
+    assert.equal((await s.get('/v1/jobs?limit=1000')).json.items.length, jobs);
+  });
+}
+
+test('integers that a double cannot hold are refused, not rounded', async () => {
+  const spec = (seed) => JSON.stringify(tinySpec({ training: { seed: 12345 } })).replace('12345', seed);
+  const post = (text) => s.post('/v1/jobs?dry_run=1', text, { 'Content-Type': 'application/json' });
+  assert.match((await post(spec('9007199254740991'))).expect(200).text, /9007199254740991/);
+  (await post(spec('9007199254740992'))).problem(400, '/training/seed');
+  (await post(spec('9223372036854775808'))).problem(400);
+  (await post('['.repeat(1_000_000))).problem(400);
+});
+
+test('what comes later is refused by name, not half done', async () => {
+  for (const [patch, pointer] of [
+    [{ kind: 'selfplay' }, '/kind'],
+    [{ model: { type: 'torchscript' } }, '/model/type'],
+    [{ training: { shuffle: { mode: 'global', size: null } } }, '/training/shuffle/mode'],
+    [{ runtime: { padding: { mode: 'ladder' } } }, '/runtime/padding/mode'],
+    [{ training: { precision: 'bfloat16' } }, '/training/precision'],
+  ]) {
+    const p = (await s.post('/v1/jobs', tinySpec(patch))).problem(400, pointer);
+    assert.match(p.detail, /not supported yet/);
+  }
+});
+
+test('dry_run resolves the spec and stores nothing', async () => {
+  const before = (await s.get('/v1/jobs?limit=1000')).json.items.length;
+  const r = (await s.post('/v1/jobs?dry_run=1', chessSpec())).expect(200).json;
+  assert.match(r.signature, /^[0-9a-f]{64}$/);
+  assert.ok(r.parameters > 100_000, `${r.parameters} parameters`);
+  assert.equal(r.spec.training.effective_batch, 64);
+  assert.equal(r.spec.runtime.keep, 2);
+  assert.equal((await s.get('/v1/jobs?limit=1000')).json.items.length, before);
+});
+
+test('the signature covers what may change the result, nothing else', async () => {
+  const signature = async (patch) => (await s.post('/v1/jobs?dry_run=1', tinySpec(patch))).expect(200).json.signature;
+  const base = await signature({});
+  for (const patch of [{ name: 'other' }, { priority: 5 }, { labels: { a: 'b' } }, { limits: { lost: 3 } },
+    { runtime: { micro_batch: 2, threads: 2, checkpoint_every: 7, restart: { rss_mb: 4000 }, padding: { mode: 'stable', minimum: { X: 9 } } } }])
+    assert.equal(await signature(patch), base, JSON.stringify(patch));
+  for (const patch of [{ training: { seed: 4 } }, { training: { optimizer: { lr: 0.02 } } }, { training: { epochs: 2 } }, { model: { ff: 24 } },
+    { model: { dropout: 0.1 } }, { training: { losses: { value: 0.5 } } }, { training: { shuffle: { size: 17 } } }, { data: { bad_records: 'skip' } }])
+    assert.notEqual(await signature(patch), base, JSON.stringify(patch));
+});
+
+test('a POST with a key may be sent again and again', async () => {
+  const key = { 'Idempotency-Key': 'k-1' };
+  const before = (await s.get('/v1/jobs?limit=1000')).json.items.length;
+  const all = await Promise.all(Array.from({ length: 20 }, () => s.post('/v1/jobs', tinySpec({ name: 'once' }), key)));
+  assert.deepEqual(new Set(all.map((r) => r.status)), new Set([201]));
+  assert.equal(new Set(all.map((r) => r.json.id)).size, 1);
+  (await s.post('/v1/jobs', tinySpec({ name: 'once', training: { optimizer: { lr: 0.5 } } }), key)).problem(422);
+  await s.kill9();
+  await s.launch();
+  const again = (await s.post('/v1/jobs', tinySpec({ name: 'once' }), key)).expect(201);
+  assert.equal(again.json.id, all[0].json.id);
+  assert.equal((await s.get('/v1/jobs?limit=1000')).json.items.length, before + 1);
+});
+
+test('a refused POST with a key may be mended and sent again', async () => {
+  const key = { 'Idempotency-Key': 'k-2' };
+  const first = (await s.post('/v1/jobs', tinySpec({ data: { dataset: 'later' } }), key)).problem(400, '/data/dataset');
+  assert.ok(first);
+  await s.upload('later', { 'a.jsonl': tinyShard(4) });
+  const second = await s.post('/v1/jobs', tinySpec({ data: { dataset: 'later' } }), key);
+  assert.ok([201, 400].includes(second.status), second.text); // the first answer, or a new try; never a 500
+});
+
+test('lists filter, page and end', async () => {
+  for (let i = 0; i < 5; i++) await s.submit(tinySpec({ name: `page-${i}`, labels: { set: 'page' } }));
+  const seen = [];
+  let cursor = '';
+  do {
+    const page = (await s.get(`/v1/jobs?label=set=page&limit=2${cursor && `&cursor=${cursor}`}`)).expect(200).json;
+    assert.ok(page.items.length <= 2);
+    seen.push(...page.items.map((j) => j.name));
+    if (page.next !== undefined) assert.match(String(page.next), /^[A-Za-z0-9._~-]+$/);
+    cursor = page.next;
+  } while (cursor !== undefined);
+  assert.deepEqual(seen.sort(), [0, 1, 2, 3, 4].map((i) => `page-${i}`));
+  const q = (await s.get('/v1/jobs?q=page-3')).expect(200).json.items;
+  assert.deepEqual(q.map((j) => j.name), ['page-3']);
+  assert.ok((await s.get('/v1/jobs?state=completed')).expect(200).json.items.length === 0);
+  (await s.get('/v1/jobs?state=done')).problem(400);
+  (await s.get('/v1/jobs?limit=1001')).problem(400);
+  (await s.get('/v1/jobs?limit=0')).problem(400);
+  (await s.get('/v1/jobs?cursor=%20nonsense')).problem(400);
+});
+
+test('text/plain answers are aligned, one value a line', async () => {
+  const j = await s.submit(tinySpec({ name: 'for eyes' }));
+  for (const r of [await s.get(`/v1/jobs/${j.id}`, { Accept: 'text/plain' }), await s.get(`/v1/jobs/${j.id}?as=text`)]) {
+    r.expect(200);
+    assert.match(r.headers['content-type'], /^text\/plain/);
+    assert.match(r.text, /^name +for eyes$/m);
+    assert.match(r.text, /^state +queued$/m);
+    assert.ok(r.text.endsWith('\n'));
+  }
+  const list = (await s.get('/v1/jobs?as=text')).expect(200).text;
+  assert.match(list, /for eyes/);
+  assert.ok(!list.includes('{'));
+});
+
+test('PATCH changes the runtime policy, priority and labels, and nothing else', async () => {
+  const j = await s.submit(tinySpec());
+  const r = (await s.patch(`/v1/jobs/${j.id}`, { priority: -5, labels: { a: 'b' }, runtime: { checkpoint_every: 3, restart: { every_micro_batches: 9 } } })).expect(200).json;
+  assert.equal(r.priority, -5);
+  assert.deepEqual(r.labels, { a: 'b' });
+  assert.equal(r.runtime.checkpoint_every, 3);
+  assert.equal(r.runtime.restart.every_micro_batches, 9);
+  assert.equal(r.runtime.micro_batch, 4);
+  assert.equal(r.signature, j.signature);
+  assert.ok(r.version > j.version);
+  for (const [patch, pointer] of [
+    [{ training: { optimizer: { lr: 0.5 } } }, '/training/optimizer/lr'],
+    [{ training: { seed: 9 } }, '/training/seed'],
+    [{ data: { dataset: 'chess' } }, '/data/dataset'],
+    [{ model: { ff: 99 } }, '/model/ff'],
+    [{ record: { x: { vocab: 99 } } }, '/record/x/vocab'],
+  ]) {
+    const p = (await s.patch(`/v1/jobs/${j.id}`, patch)).problem(409);
+    assert.ok(pointer.startsWith(p.pointer) && p.pointer.length > 1, `${p.pointer} for ${pointer}`);
+  }
+  (await s.patch(`/v1/jobs/${j.id}`, { runtime: { micro_batch: 0 } })).problem(400, '/runtime/micro_batch');
+  (await s.patch(`/v1/jobs/${j.id}`, { runtime: { nothing: 0 } })).problem(400, '/runtime/nothing');
+  (await s.patch(`/v1/jobs/${j.id}`, { priority: 'high' })).problem(400, '/priority');
+  (await s.patch(`/v1/jobs/${j.id}`, { colour: 1 })).problem(400, '/colour');
+  const end = await s.job(j.id);
+  assert.equal(end.runtime.micro_batch, 4);
+  assert.equal(end.priority, -5);
+});
+
+test('a queued job pauses, resumes, is canceled, and can be removed', async () => {
+  const j = await s.submit(tinySpec());
+  (await s.delete(`/v1/jobs/${j.id}`)).problem(409);
+  assert.equal((await s.post(`/v1/jobs/${j.id}/pause`)).expect(200).json.state, 'paused');
+  assert.equal((await s.post(`/v1/jobs/${j.id}/pause`)).expect(200).json.state, 'paused');
+  assert.equal((await s.post(`/v1/jobs/${j.id}/resume`)).expect(200).json.state, 'queued');
+  assert.equal((await s.post(`/v1/jobs/${j.id}/cancel`)).expect(200).json.state, 'canceled');
+  (await s.post(`/v1/jobs/${j.id}/resume`)).problem(409);
+  (await s.delete(`/v1/jobs/${j.id}`)).expect(204);
+  (await s.get(`/v1/jobs/${j.id}`)).problem(404);
+});
+
+test('wait returns when the version has passed, or when the time is up', async () => {
+  const j = await s.submit(tinySpec());
+  const begin = Date.now();
+  const waiting = s.get(`/v1/jobs/${j.id}?wait=30&version=${j.version}`);
+  (await s.patch(`/v1/jobs/${j.id}`, { priority: 1 })).expect(200);
+  const r = (await waiting).expect(200).json;
+  assert.ok(r.version > j.version);
+  assert.ok(Date.now() - begin < 15_000);
+  const late = (await s.get(`/v1/jobs/${j.id}?wait=1&version=${r.version}`)).expect(200).json;
+  assert.equal(late.version, r.version);
+  (await s.get(`/v1/jobs/${j.id}?wait=61`)).problem(400);
+  (await s.get(`/v1/jobs/${j.id}?wait=x`)).problem(400);
+});
+
+test('an unknown dataset comes after errors of shape', async () => {
+  (await s.post('/v1/jobs', tinySpec({ data: { dataset: 'nothing' }, training: { epochs: 0 } }))).problem(400, '/training/epochs');
+});
+
+test('after: a job waits for those before it, and says so', async () => {
+  const first = await s.submit(tinySpec());
+  const second = await s.submit(tinySpec({ after: [first.id] }));
+  assert.equal(second.state, 'queued');
+  assert.match((await s.job(second.id)).reason, new RegExp(`\\b${first.id}\\b`));
+  (await s.post('/v1/jobs', tinySpec({ after: [987654] }))).problem(400, '/after/0');
+});
+

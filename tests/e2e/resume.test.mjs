@@ -1,0 +1,222 @@
+// Cases of resuming that went wrong elsewhere.
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { FakeWorker } from '../fake_worker.mjs';
+import { chessSpec, jsonl, merge, randomSource, moment, signal, tiny, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
+
+const ran = async (s) => {
+  const w = await s.runWorker();
+  assert.equal(w.code, 0, w.output);
+};
+const patchRuntime = (s, id, runtime) => s.patch(`/v1/jobs/${id}`, { runtime }).then((r) => r.expect(200));
+// A worker for each threshold in turn: the job is stopped after so many micro-batches of each lease.
+async function inLeases(s, id, thresholds) {
+  for (const n of thresholds) {
+    await patchRuntime(s, id, { restart: { every_micro_batches: n } });
+    await ran(s);
+  }
+}
+
+// A rate so small that no weight moves: the loss of a batch of one then names the record.
+const still = { optimizer: { lr: 1e-30, weight_decay: 0 } };
+const named = (n) => jsonl(Array.from({ length: n }, (_, i) => ({ ...tiny(0), value: i / n })));
+
+test('RES-01: each record is used exactly once in a pass, in the same order, however often the pass is interrupted', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', { 'a.jsonl': named(30), 'b.jsonl': named(48).split('\n').slice(30, 48).join('\n') });
+    const patch = (shuffle, batch) => ({ training: { epochs: 2, effective_batch: batch, ...still, shuffle }, runtime: { micro_batch: 1 } });
+    for (const shuffle of [{ mode: 'buffer', size: 16 }, { mode: 'buffer', size: 1000 }]) {
+      const order = async (thresholds) => {
+        const job = await s.submit(tinySpec(patch(shuffle, 1)));
+        await inLeases(s, job.id, [...thresholds, 0]);
+        await s.completed(job.id);
+        return s.values(job.id, 'loss/value');
+      };
+      const straight = await order([]);
+      assert.equal(straight.length, 96);
+      assert.deepEqual(await order([5, 4, 40, 1, 1]), straight);
+      const first = straight.slice(0, 48), second = straight.slice(48);
+      assert.equal(new Set(first).size, 48, 'the losses tell the records apart');
+      assert.deepEqual([...first].sort(), [...second].sort(), 'each pass holds each record once');
+      assert.notDeepEqual(first, second, 'the second pass is shuffled anew');
+    }
+    // as reported: batches of four, paused after the fifth and the ninth
+    const run = async (thresholds) => {
+      const job = await s.submit(tinySpec(merge(patch({ mode: 'buffer', size: 16 }, 4), { training: { optimizer: { lr: 0.01 } } })));
+      await inLeases(s, job.id, [...thresholds, 0]);
+      return s.result(job.id);
+    };
+    const a = await run([]), b = await run([20, 16]);
+    assert.deepEqual(b.series, a.series);
+    assert.equal(b.model, a.model);
+  });
+});
+
+test('RES-02: the rate is a function of the step: the same digits, paused or not', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', { 'a.jsonl': tinyShard(100) });
+    const spec = tinySpec({ training: { effective_batch: 1, schedule: { type: 'cosine', warmup_steps: 10 } }, runtime: { micro_batch: 1 } });
+    const rates = async (thresholds) => {
+      const job = await s.submit(spec);
+      await inLeases(s, job.id, [...thresholds, 0]);
+      const r = await s.result(job.id);
+      return { lr: await s.values(job.id, 'lr'), model: r.model, leases: (await s.leases(job.id)).map((l) => l.to_step) };
+    };
+    const straight = await rates([]);
+    assert.equal(straight.lr.length, 100);
+    const stopped = await rates([3, 7, 1, 46]);
+    assert.deepEqual(stopped.leases, [3, 10, 11, 57, 100]);
+    assert.deepEqual(stopped.lr, straight.lr);
+    assert.equal(stopped.model, straight.model);
+    const lr = straight.lr.map(Number);
+    assert.ok(Math.abs(lr[0] - 0.001) < 1e-9 && Math.abs(lr[9] - 0.01) < 1e-9, 'warm-up from lr/10 to lr');
+    assert.ok(lr[99] < 1e-5, 'and down to nothing');
+    for (let i = 10; i < 100; i++) assert.ok(lr[i] <= lr[i - 1] + 1e-12);
+  });
+});
+
+test('RES-03: a checkpoint that lacks a moment is refused, naming it, and is not filled with zeros', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', { 'a.jsonl': tinyShard(24) });
+    const spec = tinySpec({ runtime: { restart: { every_micro_batches: 5 } } });
+    // uninterrupted and resumed after five steps
+    const one = await s.submit(tinySpec());
+    await ran(s);
+    const live = await s.result(one.id);
+    const two = await s.submit(spec);
+    await ran(s);
+    const [five] = await s.checkpoints(two.id);
+    assert.equal(five.step, 5);
+    const answer = await s.manifest(five.id);
+    await patchRuntime(s, two.id, { restart: { every_micro_batches: 0 } });
+    await ran(s);
+    assert.equal((await s.result(two.id)).model, live.model);
+
+    // the same state under another name for one moment tensor
+    const manifest = structuredClone(answer.manifest ?? answer);
+    const moments = manifest.tensors.filter((t) => t.name.startsWith('optimizer.') && t.shape.length > 0);
+    assert.ok(moments.length > 10, 'the optimizer\'s tensors are in the manifest');
+    const victim = moments.at(-1);
+    const real = victim.name;
+    victim.name = `${real}~`;
+    const three = await s.submit(merge(spec, { limits: { failures: 1 } }));
+    const f = new FakeWorker(s);
+    (await f.claim()).expect(201);
+    const r = await f.checkpoint({ ...manifest, fingerprint: f.lease.fingerprint, previous: null }, { release: f.releaseBody('yielded', 'drain', 5) });
+    if (r.status === 201) {
+      const w = await s.runWorker();
+      const leases = await s.leases(three.id);
+      assert.ok(leases[1].reason.includes(real.replace(/^optimizer\./, '')), `${leases[1].reason}\n${w.output}`);
+      // It was not trained on: what follows begins before it.
+      assert.notEqual(leases[1].outcome, 'finished');
+    } else {
+      assert.ok([400, 409].includes(r.status), r.text);
+      (await f.release('yielded', 'drain', 0)).expect(200);
+    }
+  });
+});
+
+test('RES-04: the tail of a pass is a step scaled by its real size; micro-batches do not matter', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    // 28 records in micro-batches of four, windows of four: 2 steps, the second of 12 records
+    await s.upload('seven', { 'a.jsonl': named(28) });
+    const spec = (training, runtime = {}) => tinySpec({ data: { dataset: 'seven' }, training: { effective_batch: 16, shuffle: { mode: 'none', size: null }, ...training }, runtime: { micro_batch: 4, ...runtime } });
+    const run = async (sp, leases = 1) => {
+      const job = await s.submit(sp);
+      for (let i = 0; i < leases; i++) if ((await s.job(job.id)).state !== 'completed') await ran(s);
+      return { ...(await s.result(job.id)), loss: (await s.values(job.id, 'loss/value')).map(Number), leases: await s.leases(job.id) };
+    };
+    const each = (await run(spec({ effective_batch: 1, ...still }, { micro_batch: 1 }))).loss;
+    assert.equal(each.length, 28);
+    const two = (await run(spec(still))).loss;
+    assert.equal(two.length, 2);
+    const mean = (a) => a.reduce((x, y) => x + y, 0) / a.length;
+    assert.ok(Math.abs(two[0] - mean(each.slice(0, 16))) < 1e-6 * two[0]);
+    assert.ok(Math.abs(two[1] - mean(each.slice(16))) < 1e-6 * two[1], 'the tail is averaged over 12');
+
+    const whole = await run(spec({}));
+    const paused = await run(spec({}, { restart: { every_micro_batches: 2 } }), 3);
+    assert.equal(paused.model, whole.model);
+    assert.deepEqual(paused.leases.map((l) => l.to_step), [1, 2], 'a pause inside a window waits for its end');
+
+    await s.upload('three', { 'a.jsonl': named(12) });
+    const three = await run({ ...spec({}), data: { dataset: 'three' } });
+    assert.equal(three.loss.length, 1);
+    assert.equal(three.job.progress.steps, 1);
+    (await s.post('/v1/jobs', spec({ effective_batch: 0 }))).problem(400, '/training/effective_batch');
+    (await s.post('/v1/jobs', spec({}, { micro_batch: 0 }))).problem(400, '/runtime/micro_batch');
+  });
+});
+
+test('RES-05: a worker killed while it saves leaves the checkpoint before it; none is damaged', async (t) => {
+  const random = randomSource(t);
+  await withServer({}, async (s) => {
+    await s.uploadChess({ shards: 1 });
+    // Saving after every step: half of the time is saving.
+    const spec = chessSpec({ training: { epochs: 3 }, runtime: { checkpoint_every: 1 }, limits: { lost: 100, no_progress: 100 } });
+    const whole = await s.result((await s.submit(spec)).id);
+    const job = await s.submit(spec);
+    for (let nth = 1; nth <= 5; nth++) {
+      let open;
+      try { open = await s.openLease(job.id, nth); } catch { break; }
+      await moment(random() * 400);
+      signal(open.worker.pid, 'SIGKILL');
+      await until('the lease to end', async () => (await s.leases(job.id)).find((l) => l.id === open.lease.id).outcome);
+      // Whatever checkpoint the server names can be read whole.
+      for (const c of await s.checkpoints(job.id)) (await s.get(`/v1/jobs/${job.id}/model?checkpoint=${c.id}`)).expect(200);
+    }
+    const got = await s.result(job.id);
+    assert.equal(got.model, whole.model);
+    assert.deepEqual(got.series, whole.series);
+    const leases = await s.leases(job.id);
+    t.diagnostic(leases.map((l) => `${l.from_step}-${l.to_step} ${l.outcome}`).join(', '));
+    leases.slice(1).forEach((l, i) => assert.ok(l.from_step >= leases[i].from_step, 'never back to scratch'));
+  });
+});
+
+test('RES-06: damaged checkpoints are set aside, newest first, and the one before them is used', async (t) => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.uploadChess({ shards: 1 });
+    const spec = chessSpec({ training: { epochs: 2 }, runtime: { checkpoint_every: 8, keep: 5, restart: { every_micro_batches: 24 } } });
+    const one = await s.submit(merge(spec, { runtime: { restart: { every_micro_batches: 0 } } }));
+    await ran(s);
+    const whole = await s.result(one.id);
+    const job = await s.submit(spec);
+    await ran(s); // checkpoints at steps 2, 4 and 6
+    const list = (await s.checkpoints(job.id)).sort((a, b) => b.step - a.step);
+    assert.deepEqual(list.map((c) => c.step), [6, 4, 2]);
+    const chunk = async (c) => { const m = await s.manifest(c.id); return (m.manifest ?? m).chunks[0]; };
+    const [newest, second] = [await chunk(list[0]), await chunk(list[1])];
+    await s.terminate();
+    // Flip a byte in the newest, cut the second short, as a failing disk would.
+    const r = spawnSync('python3', ['-c', `
+import sqlite3, sys
+c = sqlite3.connect(sys.argv[1])
+for digest, damage in ((sys.argv[2], 'flip'), (sys.argv[3], 'cut')):
+    row = c.execute("SELECT rowid, data FROM chunk WHERE digest = ? OR digest = ?", (digest, bytes.fromhex(digest))).fetchone()
+    data = bytearray(row[1])
+    if damage == 'flip': data[1000] ^= 1
+    else: del data[-1000:]
+    c.execute("UPDATE chunk SET data = ? WHERE rowid = ?", (bytes(data), row[0]))
+c.commit()
+`, `${s.dir}/checkpoints.db`, newest, second], { encoding: 'utf8' });
+    assert.equal(r.status, 0, r.stderr);
+    await s.launch();
+    await patchRuntime(s, job.id, { restart: { every_micro_batches: 0 } });
+    for (let i = 0; i < 5 && (await s.job(job.id)).state !== 'completed'; i++) {
+      await until('the back-off to end', async () => (await s.job(job.id)).state !== 'waiting');
+      const w = await s.startWorker().ended;
+      t.diagnostic(`worker ended with ${w.code}`);
+    }
+    const got = await s.result(job.id);
+    assert.equal(got.model, whole.model);
+    assert.deepEqual(got.series, whole.series);
+    const leases = await s.leases(job.id);
+    t.diagnostic(leases.map((l) => `${l.from_step}-${l.to_step} ${l.outcome} (${l.reason})`).join(', '));
+    const after = await s.checkpoints(job.id);
+    const bad = after.filter((c) => c.state === 'damaged' || c.damaged || c.quarantined || c.state === 'quarantined');
+    assert.deepEqual(bad.map((c) => c.step).sort(), [4, 6], JSON.stringify(after));
+    assert.equal(leases.at(-1).from_step, 2);
+  });
+});
