@@ -27,8 +27,8 @@ extern "C" {
 struct batch {
     const struct record_desc *desc;
     int records;
-    int first;         /* index of its first record within the effective batch */
-    int *padded;       /* per dimension */
+    int first;   /* index of its first record within the effective batch */
+    int *padded; /* per dimension */
     int32_t **lengths; /* per dimension, B each */
     int32_t **ints;    /* per field, NULL where a field has none */
     float **nums;
@@ -47,14 +47,16 @@ json_t *torch_devices(void);
 const char *torch_best_device(void);
 
 /* Build the model with weights drawn from the spec's seed. `device` is cpu,
- * cuda or mps. ERR_TORCH, ERR_OOM, ERR_INVALID. */
+ * cuda or mps. The spec must outlive the trainer. ERR_TORCH, ERR_OOM,
+ * ERR_INVALID. */
 int trainer_new(const struct spec *spec, const char *device, int threads,
                 struct trainer **ret, struct err *err);
 void trainer_free(struct trainer *t);
 
-/* Sums over the records of the micro-batches since the last step, weighted. */
+/* Sums over the records of the micro-batches since the last step, not means.
+ * The total is weighted by the spec's losses, its parts are not. */
 struct losses {
-    double total, policy, value; /* sums, not means */
+    double total, policy, value;
     int64_t records;
 };
 
@@ -91,12 +93,21 @@ int trainer_load(struct trainer *t, const char *name, const char *dtype,
                  const int64_t *shape, int dims, const void *data, size_t bytes,
                  struct err *err);
 int trainer_load_end(struct trainer *t, struct err *err);
+/* The same where only model.* is wanted: a model file, to predict with. */
+int trainer_load_model_end(struct trainer *t, struct err *err);
+
+/* Number of parameter tensors; *ret_count: of their values. */
+int trainer_parameters(const struct trainer *t, int64_t *ret_count);
 
 /* Device memory in bytes as the framework and the driver see it; -1: not
  * known. On the CPU both are -1. */
 void trainer_memory(struct trainer *t, int64_t *ret_allocated,
                     int64_t *ret_driver, int64_t *ret_recommended);
 void trainer_empty_cache(struct trainer *t);
+
+/* For tests: trainers made from now on work on padded batches with the
+ * library's operators, as they do on other devices than the CPU. */
+void trainer_use_padded(bool on);
 
 #ifdef __cplusplus
 }
