@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # lib.sh - what demo and check share: packages and the build. Sourced.
 #
 # On Debian and its kin, what is missing is installed with apt, as root or with

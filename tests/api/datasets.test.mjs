@@ -94,8 +94,8 @@ test('a dataset that a job needs stays; one that nobody needs can go', async () 
   (await s.delete(`/v1/jobs/${job.id}`)).expect(204);
   const r = await s.delete('/v1/datasets/d7');
   assert.ok([200, 204].includes(r.status), r.text);
-  assert.ok(!fs.existsSync(file('d7', 'a.jsonl')));
   (await s.get('/v1/datasets/d7')).problem(404);
+  await until('the file to go', () => !fs.existsSync(file('d7', 'a.jsonl')));
 });
 
 test('uploads survive kill -9 of the server', async () => {

@@ -142,10 +142,8 @@ test('bad_records: skip counts them, keeps examples, and trains on the others', 
   await s.upload('clean', { 'a.jsonl': jsonl(badLines.map(() => tiny(1))) });
   const job = await s.submit(tinySpec({ data: { dataset: 'skip', bad_records: 'skip' } }));
   const end = await s.completed(job.id);
-  const data = end.data ?? end.progress.data ?? end;
-  const skipped = data.skipped ?? end.progress.skipped;
-  assert.equal(skipped, badLines.length, JSON.stringify(end));
-  const examples = data.bad ?? data.bad_records ?? end.bad;
+  const { skipped, bad: examples } = end.data;
+  assert.equal(skipped, badLines.length, JSON.stringify(end.data));
   assert.ok(examples.length > 0 && examples.length <= badLines.length);
   assert.equal(examples[0].shard, 'a.jsonl');
   assert.equal(examples[0].line, 2);

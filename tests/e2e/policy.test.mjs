@@ -47,7 +47,8 @@ test('other padding: same records, same rates, order-exact from that step on, an
     (await s.patch(`/v1/jobs/${job.id}`, { runtime: { padding: { mode: 'stable', minimum: { S: 80, O: 40, H: 24, A: 64 } }, restart: { every_micro_batches: 0 } } })).expect(200);
     await ran(s);
     const got = await s.result(job.id);
-    assert.deepEqual(got.job.exact, { tier: 'order', since_step: 4 });
+    assert.deepEqual([got.job.exact.tier, got.job.exact.since_step], ['order', 4]);
+    assert.match(got.job.exact.reason, /padding/);
     assert.deepEqual((await s.leases(job.id)).map((l) => [l.from_step, l.to_step]), [[0, 4], [4, 14]]);
     assert.deepEqual(await s.values(job.id, 'lr'), await s.values(whole.id, 'lr'));
     const a = (await s.values(job.id, 'loss')).map(Number), b = (await s.values(whole.id, 'loss')).map(Number);
