@@ -1,6 +1,21 @@
 /* sql.h - all SQL text, a section per noun. A list of SQL(NAME, "text") lines:
  * see store.h. Statements are prepared at their first use; binds are named. */
 
+/* ---- session ---- */
+SQL(SESSION_LIST, "SELECT hash, ends_ms FROM sessions WHERE ends_ms > :now"
+                  " ORDER BY created_ms, hash")
+SQL(SESSION_ADD, "INSERT INTO sessions(hash, created_ms, ends_ms)"
+                 " VALUES (:hash, :now, :ends)")
+SQL(SESSION_TRIM, "DELETE FROM sessions WHERE ends_ms <= :now OR hash NOT IN"
+                  " (SELECT hash FROM sessions ORDER BY created_ms DESC"
+                  " LIMIT :max)")
+
+/* ---- info ---- */
+SQL(INFO_DEVICES, "SELECT json_extract(d.value, '$.kind') AS kind, count(*)"
+                  " FROM workers w, json_each(w.devices) d"
+                  " WHERE w.gone_ms IS NULL GROUP BY kind ORDER BY kind")
+SQL(INFO_SQLITE, "SELECT sqlite_version()")
+
 /* ---- event ---- */
 SQL(EVENT_ADD, "INSERT INTO events(job_id, cycle, lease_id, step, at_ms, kind,"
                " cause, actor) VALUES (:job, :cycle, :lease, :step, :now,"
@@ -103,3 +118,156 @@ SQL(CYCLE_END, "UPDATE cycles SET state = :state, reason = :reason,"
                " records_per_s = NULL, ended_ms = :now WHERE id = :id")
 SQL(SNAPSHOT_ADD, "INSERT INTO snapshots(cycle_id, data)"
                   " VALUES (:cycle, :data)")
+SQL(CYCLE_WHY, "SELECT reason FROM cycles WHERE id = :id")
+SQL(CYCLE_NEXT, "SELECT 1 + coalesce(max(number), 0) FROM cycles"
+                " WHERE job_id = :job")
+SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
+                 " failures = 0, lost = 0, no_progress = 0,"
+                 " not_before_ms = NULL, reason = 'waits for a worker'"
+                 " WHERE job_id = :job AND state IN ('failed', 'canceled')")
+
+/* ---- job ---- */
+#ifndef JOB_SHOWN
+/* the cycle that is open, or else the last one */
+#define JOB_SHOWN                                                              \
+    "SELECT j.id, j.name, j.kind, j.state, j.reason, j.signature, j.cycles,"   \
+    " j.priority, j.labels, j.version, j.created_ms, j.started_ms,"            \
+    " j.ended_ms, j.exact_since, j.exact_cycle, j.exact_why, j.inexact,"       \
+    " j.runtime, j.runtime_version, j.model_sha256, j.dataset, j.parameters,"  \
+    " j.error, j.spec, c.number, c.step, c.steps, c.epoch, c.records_done,"    \
+    " c.records, c.epochs, c.records_per_s, c.state, c.failures, c.lost,"      \
+    " c.no_progress, c.skipped, c.bad, l.id, l.worker, l.stage, l.started_ms," \
+    " (SELECT count(*) FROM cycles d WHERE d.job_id = j.id"                    \
+    "  AND d.state = 'done')"                                                  \
+    " FROM jobs j LEFT JOIN cycles c ON c.job_id = j.id AND c.number ="        \
+    "  coalesce((SELECT min(number) FROM cycles o WHERE o.job_id = j.id"       \
+    "            AND o.ended_ms IS NULL),"                                     \
+    "           (SELECT max(number) FROM cycles o WHERE o.job_id = j.id))"     \
+    " LEFT JOIN leases l ON l.cycle_id = c.id AND l.outcome IS NULL "
+#endif
+SQL(JOB_LOAD, "SELECT id, version, cycles, runtime_version, priority, threads,"
+              " pause, complete, cancel, state, dataset, spec, runtime, labels"
+              " FROM jobs WHERE id = :id")
+SQL(JOB_GET, JOB_SHOWN "WHERE j.id = :id")
+SQL(JOB_LIST, JOB_SHOWN
+    "WHERE j.id < :before AND (:state IS NULL OR j.state = :state)"
+    " AND (:kind IS NULL OR j.kind = :kind)"
+    " AND (:q IS NULL OR instr(lower(j.name), lower(:q)))"
+    " AND (:label IS NULL OR EXISTS (SELECT 1 FROM json_each(j.labels) e"
+    "   WHERE e.key = :label AND (:value IS NULL OR e.value = :value)))"
+    " ORDER BY j.id DESC LIMIT :limit")
+SQL(JOB_ADD, "INSERT INTO jobs(name, kind, state, spec, signature, dataset,"
+             " cycles, parameters, priority, labels, runtime, created_ms)"
+             " VALUES (:name, :kind, 'queued', :spec, :signature, :dataset,"
+             " :cycles, :parameters, :priority, :labels, :runtime, :now)")
+SQL(JOB_AFTER_ADD, "INSERT OR IGNORE INTO job_after(job_id, after_id)"
+                   " VALUES (:job, :after)")
+SQL(JOB_TOUCH, "UPDATE jobs SET version = version + 1 WHERE id = :id")
+SQL(JOB_STATE, "UPDATE jobs SET state = :state, reason = :reason,"
+               " started_ms = CASE WHEN :state = 'running'"
+               "  THEN coalesce(started_ms, :now) ELSE started_ms END,"
+               " version = version + 1 WHERE id = :id"
+               " AND (state <> :state OR reason IS NOT :reason)")
+SQL(JOB_WHY, "UPDATE jobs SET reason = :reason, version = version + 1"
+             " WHERE id = :id AND state = 'queued' AND reason IS NOT :reason")
+SQL(JOB_ASKED, "UPDATE jobs SET pause = :pause, cancel = :cancel,"
+               " complete = :complete, version = version + 1 WHERE id = :id")
+SQL(JOB_END, "UPDATE jobs SET state = :state, reason = :reason, error = :error,"
+             " model_sha256 = coalesce(:model, model_sha256), pause = 0,"
+             " cancel = 0, ended_ms = :now, version = version + 1"
+             " WHERE id = :id")
+SQL(JOB_RETRY, "UPDATE jobs SET state = 'queued', reason = NULL, error = NULL,"
+               " pause = 0, cancel = 0, complete = 0, ended_ms = NULL,"
+               " version = version + 1 WHERE id = :id")
+SQL(JOB_PATCH, "UPDATE jobs SET runtime = :runtime, priority = :priority,"
+               " labels = :labels, runtime_version = runtime_version + :newer,"
+               " version = version + 1 WHERE id = :id")
+SQL(JOB_DELETE, "DELETE FROM jobs WHERE id = :id")
+SQL(JOB_UNMET, "SELECT a.after_id, coalesce(b.state, 'gone') FROM job_after a"
+               " LEFT JOIN jobs b ON b.id = a.after_id WHERE a.job_id = :id"
+               " AND b.state IS NOT 'completed' ORDER BY a.after_id LIMIT 1")
+/* jobs that have not ended and come after this one */
+SQL(JOB_DEPENDENTS, "SELECT a.job_id FROM job_after a"
+                    " JOIN jobs j ON j.id = a.job_id"
+                    " WHERE a.after_id = :id AND j.ended_ms IS NULL")
+SQL(JOB_DUE, "SELECT job_id FROM cycles WHERE state = 'waiting'"
+             " AND not_before_ms IS NOT NULL AND (not_before_ms <= :now"
+             " OR not_before_ms > :now + 120000)")
+SQL(JOB_HAS_STATE, "SELECT 1 FROM checkpoints WHERE job_id = :job"
+                   " AND state = 'good' LIMIT 1")
+
+/* ---- worker ---- */
+SQL(WORKER_RECENT, "SELECT name, devices FROM workers WHERE gone_ms IS NULL"
+                   " AND drain = 0 AND seen_ms >= :since ORDER BY name")
+#ifndef WORKER_SHOWN
+#define WORKER_SHOWN                                                           \
+    "SELECT w.id, w.name, w.host, w.pid, w.local, w.version, w.cpus,"          \
+    " w.devices, w.library, w.seen_ms, w.gone_ms, w.drain, l.id, l.job_id,"    \
+    " w.created_ms FROM workers w"                                             \
+    " LEFT JOIN leases l ON l.worker_id = w.id AND l.outcome IS NULL "
+#endif
+SQL(WORKER_BY_CLAIM, "SELECT id, seen_ms, drain FROM workers"
+                     " WHERE claim = :claim")
+SQL(WORKER_ADD, "INSERT INTO workers(claim, name, host, pid, started, boot,"
+                " local, version, cpus, devices, library, seen_ms, created_ms)"
+                " VALUES (:claim, :name, :host, :pid, :started, :boot, :local,"
+                " :version, :cpus, :devices, :library, :now, :now)")
+SQL(WORKER_SEEN, "UPDATE workers SET seen_ms = :now, gone_ms = NULL"
+                 " WHERE id = :id")
+SQL(WORKER_GONE, "UPDATE workers SET gone_ms = :now WHERE id = :id"
+                 " AND gone_ms IS NULL")
+SQL(WORKER_FIND, "SELECT id FROM workers WHERE pid = :pid"
+                 " AND started = :started AND (:boot IS NULL OR boot = :boot)"
+                 " ORDER BY id DESC LIMIT 1")
+SQL(WORKER_LOCAL, "SELECT DISTINCT pid, started FROM workers"
+                  " WHERE gone_ms IS NULL AND local = 1 AND boot = :boot")
+SQL(WORKER_DRAIN, "UPDATE workers SET drain = 1 WHERE id = :id")
+SQL(WORKER_GET, WORKER_SHOWN "WHERE w.id = :id")
+SQL(WORKER_LIST, WORKER_SHOWN "WHERE w.id > :after ORDER BY w.id LIMIT :limit")
+SQL(WORKER_PRUNE, "DELETE FROM workers WHERE coalesce(gone_ms, seen_ms) <"
+                  " :before AND NOT EXISTS (SELECT 1 FROM leases l WHERE"
+                  " l.worker_id = workers.id AND l.outcome IS NULL)")
+
+/* ---- metric ---- */
+SQL(SERIES_FIND, "SELECT id FROM series WHERE name = :name")
+SQL(SERIES_ADD, "INSERT INTO series(name) VALUES (:name)")
+SQL(METRIC_PUT, "INSERT INTO metrics(cycle_id, series_id, step, value,"
+                " lease_id) VALUES (:cycle, :series, :step, :value, :lease)"
+                " ON CONFLICT DO UPDATE SET value = :value, lease_id = :lease")
+/* of leases whose fingerprint is this one's */
+SQL(METRIC_BEFORE, "SELECT a.value, a.lease_id FROM metrics_archive a"
+                   " JOIN leases o ON o.id = a.lease_id"
+                   " JOIN leases n ON n.id = :lease"
+                   " WHERE a.cycle_id = :cycle AND a.series_id = :series"
+                   " AND a.step = :step AND a.lease_id < :lease"
+                   " AND o.fingerprint = n.fingerprint"
+                   " ORDER BY a.lease_id DESC LIMIT 1")
+SQL(METRIC_ARCHIVED, "SELECT 1 FROM metrics_archive WHERE cycle_id = :cycle"
+                     " LIMIT 1")
+SQL(METRIC_ARCHIVE, "INSERT OR REPLACE INTO metrics_archive(cycle_id,"
+                    " series_id, step, lease_id, value) SELECT cycle_id,"
+                    " series_id, step, lease_id, value FROM metrics"
+                    " WHERE cycle_id = :cycle AND step > :step")
+SQL(METRIC_DROP, "DELETE FROM metrics WHERE cycle_id = :cycle"
+                 " AND step > :step")
+SQL(METRIC_SERIES, "SELECT c.id, c.number, s.id, s.name FROM cycles c"
+                   " JOIN series s WHERE c.job_id = :job"
+                   " AND (:cycle = 0 OR c.number = :cycle)"
+                   " AND EXISTS (SELECT 1 FROM metrics m WHERE"
+                   "  m.cycle_id = c.id AND m.series_id = s.id)"
+                   " ORDER BY c.number, s.name")
+SQL(METRIC_POINTS, "SELECT step, value FROM metrics WHERE cycle_id = :cycle"
+                   " AND series_id = :series ORDER BY step")
+SQL(METRIC_ALL, "SELECT c.number, m.step, s.name, m.value FROM cycles c"
+                " JOIN metrics m ON m.cycle_id = c.id"
+                " JOIN series s ON s.id = m.series_id WHERE c.job_id = :job"
+                " AND (:cycle = 0 OR c.number = :cycle)"
+                " ORDER BY c.number, m.step, s.name")
+SQL(MEMORY_ADD, "INSERT OR IGNORE INTO memory(job_id, lease_id, at_ms, step,"
+                " allocated, device, rss, available, swap, shapes) VALUES"
+                " (:job, :lease, :at, :step, :allocated, :device, :rss,"
+                " :available, :swap, :shapes)")
+SQL(MEMORY_COUNT, "SELECT count(*) FROM memory WHERE job_id = :job")
+SQL(MEMORY_ALL, "SELECT lease_id, at_ms, step, allocated, device, rss,"
+                " available, swap, shapes FROM memory WHERE job_id = :job"
+                " ORDER BY lease_id, at_ms, step")

@@ -1,0 +1,40 @@
+/* metric.h - time series of a job: losses and rates by step, memory by time.
+ *
+ * One value per cycle, series and step. When a lease begins, rows past the
+ * point at which it resumes are archived, not mixed in: the steps are trained
+ * again, and what the new lease reports for them is compared with what the old
+ * one said. With equal fingerprints the two must be equal to the last bit. */
+#pragma once
+#include <jansson.h>
+#include <stdint.h>
+#include "schema/buf.h"
+#include "schema/err.h"
+#include "server/store.h"
+
+/* A report's rows, [[step, {series: value}], …]. *ret_differ: how many values
+ * of loss, lr and grad_norm differ from an archived lease's; *ret_what: the
+ * first of them, as a sentence. */
+int metric_add(struct store *st, int64_t cycle, int64_t lease,
+               const json_t *rows, int64_t *ret_differ, char *ret_what,
+               size_t cap, struct err *err);
+/* Archive the rows of a cycle past `step`. */
+int metric_archive(struct store *st, int64_t cycle, int64_t step,
+                   struct err *err);
+
+/* {"items": [{cycle, series, count, points: [[step, value], …]}]}: of all
+ * cycles, or one (0: all); of all series, or those in a comma-separated list.
+ * At most about `points` a series: the lowest and highest of each stretch. */
+int metric_series(struct store *st, int64_t job, int64_t cycle,
+                  const char *series, int64_t points, json_t **ret,
+                  struct err *err);
+/* cycle,step,series,value: all of it. */
+int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
+               struct buf *ret, struct err *err);
+
+/* Samples of a report. */
+int memory_add(struct store *st, int64_t job, int64_t lease, const json_t *rows,
+               struct err *err);
+/* {"items": [{lease, at, step, allocated_bytes, …}]}, thinned to `points`. */
+int memory_series(struct store *st, int64_t job, int64_t points, json_t **ret,
+                  struct err *err);
+int memory_csv(struct store *st, int64_t job, struct buf *ret, struct err *err);
