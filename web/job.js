@@ -15,14 +15,19 @@ const REST_MS = 700; // between two rounds: a job may change many times a second
 
 export const ended = state => ['completed', 'failed', 'canceled'].includes(state);
 
+// What a worker does right now (schema/wire.h).
+const stages = { load: 'loading', first_step: 'at its first step', train: 'training', save: 'saving' };
+
 function exactText(exact) {
   if (!exact)
     return null;
-  if (exact.tier === 'bit')
-    return 'bit-exact: the same bytes as a run that never stopped';
-  return format.join(': ', exact.since_step != null
-    ? `order-exact since step ${format.count(exact.since_step)}` : 'order-exact',
-  exact.reason);
+  const tier = exact.tier === 'bit'
+    ? 'bit-exact: the same bytes as a run that never stopped'
+    : format.join(': ', exact.since_step != null
+      ? `order-exact since step ${format.count(exact.since_step)}` : 'order-exact', exact.reason);
+  return format.join('. ', tier, exact.inexact_steps
+    ? `${format.count(exact.inexact_steps)} steps came out otherwise when they were trained again`
+    : null);
 }
 
 // The head of the view: name, state, reason, and the figures of the moment.
@@ -61,7 +66,10 @@ class Summary {
     this.reason.hidden = !job.reason;
     this.bar.update(p.steps ? p.fraction : null, job.state, stepsText(p));
     this.fact('Progress', stepsText(p));
-    this.fact('Epoch', format.count(p.epoch));
+    this.fact('Worker', job.lease
+      ? format.join(', ', job.lease.worker, stages[job.lease.stage] ?? job.lease.stage) : null);
+    this.fact('Epochs done', job.spec?.training
+      ? `${format.count(p.epoch)} of ${format.count(job.spec.training.epochs)}` : null);
     this.fact('Records', p.records_total
       ? `${format.count(p.records)} of ${format.count(p.records_total)}` : null);
     this.fact('Speed', running ? format.perSecond(p.records_per_s) : null);
@@ -69,6 +77,8 @@ class Summary {
     this.fact('Took', ended(job.state) && job.started_at && job.ended_at
       ? format.duration(format.secondsBetween(job.started_at, job.ended_at)) : null);
     this.fact('Exactness', exactText(job.exact));
+    this.fact('Records skipped', job.data?.skipped ? format.count(job.data.skipped) : null);
+    this.fact('Parameters', format.count(job.parameters));
     this.fact('Created', format.moment(job.created_at));
     this.fact('Started', format.moment(job.started_at));
     this.fact('Ended', format.moment(job.ended_at));

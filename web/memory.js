@@ -8,6 +8,15 @@ const levels = [['device_bytes', 'device driver'], ['allocated_bytes', 'framewor
   ['rss_bytes', 'process']];
 const POINTS = 500;
 
+// Points with a gap where a new process began.
+function byProcess(samples, pointOf) {
+  return samples.flatMap((m, i) => {
+    const point = pointOf(m);
+    const began = i > 0 && samples[i - 1].lease !== m.lease;
+    return began ? [[point[0], null], point] : [point];
+  });
+}
+
 export class MemoryPanel {
   constructor(id, charts) {
     this.id = id;
@@ -29,14 +38,14 @@ export class MemoryPanel {
         return;
       throw error;
     }
-    const samples = answer.items ?? [];
+    const cycles = new Map(leases.map(l => [l.id, l.cycle]));
     const series = levels.map(([key, name], colour) => ({
       name, colour,
-      points: samples.filter(m => typeof m[key] === 'number')
-        .map(m => [steps.of(m.cycle, m.step), m[key]]),
+      points: byProcess(answer.items.filter(m => typeof m[key] === 'number'),
+        m => [steps.of(cycles.get(m.lease), m.step), m[key]]),
     })).filter(line => line.points.length);
     this.node.hidden = series.length === 0;
-    const last = Math.max(0, ...series.map(line => line.points.at(-1)[0]));
+    const last = Math.max(0, ...series.flatMap(line => line.points.map(p => p[0])));
     this.plot.draw({ series, marks, from: 0, to: Math.max(steps.total, last) });
   }
 

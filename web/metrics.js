@@ -1,7 +1,7 @@
 // metrics.js - the job's time series as the server gives them, laid on one axis.
 import { get, withQuery } from './api.js';
 
-const POINTS = 500;
+const POINTS = 1000; // a series: lowest and highest of each stretch, if it has more
 
 // One axis for all cycles: step n of a cycle comes after all steps of those
 // before it. Cycles' lengths: [{number, steps}].
@@ -25,8 +25,8 @@ export async function loadSeries(id, names, steps, signal) {
   const answer = await get(withQuery(`/v1/jobs/${id}/metrics`,
     { series: names?.join(',') ?? null, points: POINTS }), { signal });
   const series = {};
-  for (const [name, points] of Object.entries(answer.series ?? {}))
-    series[name] = points.map(([cycle, step, value]) => [steps.of(cycle, step), value]);
+  for (const { cycle, series: name, points } of answer.items)
+    (series[name] ??= []).push(...points.map(([step, value]) => [steps.of(cycle, step), value]));
   return series;
 }
 

@@ -36,6 +36,10 @@ export function gather(marks, xOf) {
   return groups;
 }
 
+// The measured point that is closest to x; of several, the last.
+const nearest = (points, x) => points.reduce((best, p) =>
+  p[1] !== null && Math.abs(p[0] - x) <= Math.abs(best[0] - x) ? p : best);
+
 const finite = v => typeof v === 'number' && Number.isFinite(v);
 
 export class Plot {
@@ -196,10 +200,12 @@ export class Plot {
     const shown = x ?? newest;
     text(this.where, finite(shown) ? `${x === null ? 'newest, step' : 'step'} ${count(shown)}` : '');
     this.keys.replaceChildren(...this.series.map(({ name, points, colour }) => {
-      const point = x === null ? points.at(-1) : points.find(p => p[0] === x);
+      const point = x === null ? points.at(-1) : nearest(points, x);
       return h('span.key', { 'data-colour': colour }, s('svg.swatch',
         { width: 18, height: 8, 'aria-hidden': 'true' }, s('line', { x1: 0, x2: 18, y1: 4, y2: 4 })),
-      name, h('b', null, !point ? '—' : this.format(point[1]) ?? 'not finite'));
+      name, h('b', null, this.format(point[1]) ?? 'not finite'),
+      // a series of many points has not each step here
+      x !== null && point[0] !== x && h('span.where', null, `at ${count(point[0])}`));
     }));
     const mark = here && this.marks.find(m => m.x === x);
     text(this.note, mark ? mark.text : '');
