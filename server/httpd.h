@@ -1,9 +1,9 @@
 /* httpd.h - HTTP in, handlers out: the only file that knows libmicrohttpd.
  *
- * One event thread reads requests: it guards (framing, Host, size, token), finds
- * the route, parses a JSON body, and gives the request to the route's lane. A
- * handler is parse, call the noun, reply; it runs on its lane's thread with that
- * lane's database connection:
+ * One event thread reads requests: it guards (framing, Host, size, token),
+ * finds the route, parses a JSON body, and gives the request to the route's
+ * lane. A handler is parse, call the noun, reply; it runs on its lane's thread
+ * with that lane's database connection:
  *
  *   READ    a few threads, read-only connections
  *   WRITE   one thread, pawl.db. Requests that queued up together share one
@@ -13,10 +13,11 @@
  *
  * A route's `prepare`, if any, runs on a READ thread before a WRITE handler:
  * costly checks that need no write (parse a spec, verify chunks). What it
- * makes goes into req->prepared.
+ * makes goes into req->prepared. A prepare that replies is the end of it.
  * A handler that has nothing to say yet calls reply_wait: the request is parked
  * and the handler runs again when something it named has changed or its time
- * has come. Errors become problem+json here, once. */
+ * has come; so it must not note (store_notify) what it waits for. A client that
+ * hangs up meanwhile is forgotten. Errors become problem+json here, once. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -31,26 +32,27 @@ enum role { ROLE_NONE, ROLE_ANY }; /* ROLE_NONE: no token needed */
 struct server; /* options, folders, supervisor: server.h */
 
 struct ctx {
-    struct store *st;      /* this lane's connection to pawl.db (CHUNK: to
-                            * checkpoints.db) */
-    struct store *chunks;  /* a read-only connection to checkpoints.db */
+    struct store *st;     /* this lane's connection to pawl.db (CHUNK: to
+                           * checkpoints.db) */
+    struct store *chunks; /* a read-only connection to checkpoints.db */
     struct server *server;
-    int64_t now_ms;        /* wall clock, for what people read */
-    int64_t mono_ms;       /* CLOCK_MONOTONIC, for expiry */
+    int64_t now_ms;  /* wall clock, for what people read */
+    int64_t mono_ms; /* CLOCK_MONOTONIC, for expiry */
 };
 
 struct upload; /* a streamed body on its way to disk: upload.h */
 
 struct request {
     const char *method, *path;
-    json_t *json;          /* the parsed body, or NULL when there was none */
-    struct buf body;       /* raw, for routes that are not JSON */
-    struct upload *upload; /* for streamed routes: complete, not yet published */
+    json_t *json;    /* the parsed body, or NULL when there was none */
+    struct buf body; /* raw, for routes that are not JSON */
+    struct upload
+        *upload; /* for streamed routes: complete, not yet published */
     void *prepared;
     void (*prepared_free)(void *);
-    bool last_wait;        /* the long poll's time is up: answer now */
-    bool by_cookie;        /* the page, not a script */
-    void *conn;            /* httpd.c's own */
+    bool last_wait; /* the long poll's time is up: answer now */
+    bool by_cookie; /* the page, not a script */
+    void *conn;     /* httpd.c's own */
 };
 
 /* Path parameter by its name in the route, decoded once; never NULL. */
@@ -69,7 +71,8 @@ enum as { AS_JSON, AS_TEXT, AS_CSV };
 enum as req_as(const struct request *req);
 /* Deadline (mono_ms) of ?wait= or a body's "wait", counted from the first run
  * of the handler, so that re-runs do not extend it. */
-int64_t req_deadline(struct request *req, const struct ctx *ctx, int64_t wait_s);
+int64_t req_deadline(struct request *req, const struct ctx *ctx,
+                     int64_t wait_s);
 
 struct reply; /* what to answer; made by httpd.c, filled by one of these */
 
@@ -114,3 +117,22 @@ enum route_flags {
     ROUTE_STREAM = 2, /* the body goes to disk as it comes: upload.h */
 };
 extern const struct route routes[]; /* routes.c; ends with method NULL */
+
+/* ---- for main.c ---- */
+struct httpd;
+/* Open the sockets: from here on clients can connect, and wait. */
+int httpd_new(struct server *s, struct httpd **ret, struct err *err);
+/* Base URL of the first TCP address, else "http://localhost". */
+const char *httpd_url(const struct httpd *h);
+/* Where socket i listens, in words ("http://127.0.0.1:7295", "unix:/run/p"). */
+const char *httpd_listening(const struct httpd *h, size_t i);
+/* Path of the first Unix socket, or NULL. */
+const char *httpd_socket(const struct httpd *h);
+int httpd_start(struct httpd *h, struct err *err);
+/* What a handler waits for may have changed; any thread. */
+void httpd_notice(struct httpd *h, unsigned bits);
+/* Answer what waits and what is under way, then close. The lanes still run. */
+void httpd_stop(struct httpd *h);
+void httpd_free(struct httpd *h);
+/* Open connections, and the number from which on new ones get 503. */
+int httpd_connections(const struct httpd *h, int *ret_limit);

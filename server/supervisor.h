@@ -40,7 +40,10 @@ bool death_is_clean(const struct death *d);
 /* Fill verdict from kind, code, signal and oom_confirmed. */
 void death_judge(struct death *d);
 
+/* Adopt the workers that live, report those that died unseen. Nobody is started
+ * before supervisor_start. */
 int supervisor_new(struct server *s, struct supervisor **ret, struct err *err);
+int supervisor_start(struct supervisor *sup, struct err *err);
 /* Workers get SIGTERM, the stand-by is let go, nobody is started any more.
  * Returns at once. */
 void supervisor_drain(struct supervisor *sup);

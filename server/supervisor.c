@@ -1,0 +1,793 @@
+#include "server/supervisor.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/pidfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "schema/cleanup.h"
+#include "server/lane.h"
+#include "server/lease.h"
+#include "server/server.h"
+#include "server/worker.h"
+
+/* A process that ends sooner than this and did nothing is a sign that the next
+ * one will, too. */
+#define QUICK_MS 10000
+#define BACKOFF_MIN_MS 250
+#define BACKOFF_MAX_MS 30000
+#define LOGS_KEPT 20
+
+enum role_now { WORKER_ACTIVE, WORKER_STANDBY };
+
+struct proc {
+    struct proc *next;
+    pid_t pid;
+    int64_t start_ticks;
+    int pidfd;
+    int go_fd; /* the stand-by waits at its other end; -1 */
+    enum role_now role;
+    bool adopted;
+    int64_t started_ms;
+    int64_t oom_kills; /* the cgroup's counter when it became ours; -1 */
+};
+
+struct supervisor {
+    struct server *server;
+    char *program; /* <folder of pawld>/pawl-worker */
+    int wake_fd;
+    pthread_t thread;
+    bool started;
+    int kmsg_fd;             /* -1: not readable */
+    char cgroup_events[512]; /* path of memory.events; "" if none */
+
+    pthread_mutex_t mutex; /* for what others read: procs, drained */
+    pthread_cond_t gone;
+    struct proc *procs;
+    bool draining, stop;
+
+    /* the thread's own */
+    int quick_deaths;
+    int64_t not_before_ms; /* no start sooner */
+};
+
+/* ---- verdicts ---- */
+
+bool death_is_clean(const struct death *d)
+{
+    return d->kind == DEATH_EXIT && d->code == 0;
+}
+
+void death_judge(struct death *d)
+{
+    switch (d->kind) {
+    case DEATH_SIGNAL:
+        if (d->oom_confirmed)
+            snprintf(d->verdict, sizeof(d->verdict),
+                     "was killed for memory (confirmed out-of-memory kill)");
+        else
+            snprintf(d->verdict, sizeof(d->verdict),
+                     "was killed by signal %d (%s), cause unknown", d->signal,
+                     strsignal(d->signal));
+        break;
+    case DEATH_EXIT:
+        snprintf(d->verdict, sizeof(d->verdict), "exited with %d by itself",
+                 d->code);
+        break;
+    case DEATH_UNKNOWN:
+        if (d->oom_confirmed)
+            snprintf(d->verdict, sizeof(d->verdict),
+                     "was killed for memory (confirmed out-of-memory kill)");
+        else
+            snprintf(d->verdict, sizeof(d->verdict),
+                     "is gone; an earlier server had started it, so its exit "
+                     "status is not known");
+        break;
+    }
+}
+
+/* ---- processes ---- */
+
+static int64_t mono_ms(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+static int read_text(const char *path, char *out, size_t cap)
+{
+    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t n = read(fd, out, cap - 1);
+    if (n < 0)
+        return -1;
+    out[n] = '\0';
+    return (int)n;
+}
+
+/* Field 22 of /proc/PID/stat, in clock ticks since boot; -1: no process. */
+static int64_t start_ticks_of(pid_t pid)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    if (read_text(path, text, sizeof(text)) < 0)
+        return -1;
+    /* the name may hold spaces and brackets: fields count from the last one */
+    char *s = strrchr(text, ')');
+    for (int field = 2; s && field < 22; field++)
+        s = strchr(s + 1, ' ');
+    return s ? strtoll(s + 1, NULL, 10) : -1;
+}
+
+/* A zombie holds its pid and start time, but does nothing any more. */
+static bool is_zombie(pid_t pid)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    if (read_text(path, text, sizeof(text)) < 0)
+        return false;
+    char *s = strrchr(text, ')');
+    return s && s[1] == ' ' && (s[2] == 'Z' || s[2] == 'X');
+}
+
+/* Where this process's own cgroup (v2), in which its workers live as well,
+ * counts its kills. */
+static void find_cgroup(struct supervisor *sup)
+{
+    char text[600];
+    if (read_text("/proc/self/cgroup", text, sizeof(text)) < 0)
+        return;
+    char *s = strstr(text, "0::");
+    if (!s)
+        return;
+    s += 3;
+    s[strcspn(s, "\n")] = '\0';
+    snprintf(sup->cgroup_events, sizeof(sup->cgroup_events),
+             "/sys/fs/cgroup%.400s/memory.events", strcmp(s, "/") ? s : "");
+    if (access(sup->cgroup_events, R_OK) < 0)
+        sup->cgroup_events[0] = '\0';
+}
+
+static int64_t read_oom_kills(const char *path)
+{
+    char text[1024];
+    if (!*path || read_text(path, text, sizeof(text)) < 0)
+        return -1;
+    for (char *s = text; s && *s; s = strchr(s, '\n'), s = s ? s + 1 : NULL)
+        if (!strncmp(s, "oom_kill ", 9))
+            return strtoll(s + 9, NULL, 10);
+    return -1;
+}
+
+/* What the kernel logged since the last look; a line that names the pid as
+ * killed for memory is the best evidence there is. */
+static bool find_kmsg(struct supervisor *sup, pid_t pid, char *out, size_t cap)
+{
+    char line[8192], needle[64];
+    bool found = false;
+    snprintf(needle, sizeof(needle), "illed process %d ", (int)pid);
+    if (sup->kmsg_fd < 0)
+        return false;
+    for (int i = 0; i < 100000; i++) {
+        ssize_t n = read(sup->kmsg_fd, line, sizeof(line) - 1);
+        if (n < 0 && errno == EPIPE)
+            continue; /* lines were overwritten */
+        if (n <= 0)
+            break;
+        line[n] = '\0';
+        line[strcspn(line, "\n")] = '\0';
+        char *text = strchr(line, ';');
+        if (text && strstr(text, needle) &&
+            (strstr(text, "emory") || strstr(text, "OOM") ||
+             strstr(text, "oom"))) {
+            snprintf(out, cap, "kernel: %s", text + 1);
+            found = true;
+        }
+    }
+    return found;
+}
+
+static void gather_evidence(struct supervisor *sup, const struct proc *p,
+                            struct death *d)
+{
+    bool by_kill = d->kind == DEATH_UNKNOWN ||
+                   (d->kind == DEATH_SIGNAL && d->signal == SIGKILL);
+    char line[400];
+    bool logged = find_kmsg(sup, p->pid, line, sizeof(line));
+    if (!by_kill)
+        return;
+    if (logged) {
+        d->oom_confirmed = true;
+        snprintf(d->evidence, sizeof(d->evidence), "%s", line);
+        return;
+    }
+    int64_t now = read_oom_kills(sup->cgroup_events);
+    if (p->oom_kills >= 0 && now > p->oom_kills) {
+        d->oom_confirmed = true;
+        snprintf(d->evidence, sizeof(d->evidence),
+                 "oom_kill in %.300s went from %" PRId64 " to %" PRId64,
+                 sup->cgroup_events, p->oom_kills, now);
+    }
+}
+
+static void log_path(struct supervisor *sup, pid_t pid, char *out, size_t cap)
+{
+    snprintf(out, cap, "%s/worker-%d.log", sup->server->logs_dir, (int)pid);
+}
+
+/* The last lines that it wrote, UTF-8 or not: bytes beyond ASCII become '?'. */
+static void read_last_lines(struct supervisor *sup, struct death *d)
+{
+    char path[4200];
+    log_path(sup, (pid_t)d->pid, path, sizeof(path));
+    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) < 0 || !st.st_size)
+        return;
+    off_t from = st.st_size - (off_t)sizeof(d->last_lines) + 1;
+    ssize_t n = pread(fd, d->last_lines, sizeof(d->last_lines) - 1,
+                      from > 0 ? from : 0);
+    if (n <= 0)
+        return;
+    d->last_lines[n] = '\0';
+    for (char *s = d->last_lines; *s; s++)
+        if ((unsigned char)*s >= 0x80 ||
+            ((unsigned char)*s < 0x20 && *s != '\n'))
+            *s = '?';
+    while (n && d->last_lines[n - 1] == '\n')
+        d->last_lines[--n] = '\0';
+}
+
+/* Logs of workers that are gone: those that say nothing go, and of the others
+ * all but the newest. */
+static void prune_logs(struct supervisor *sup)
+{
+    const char *dir = sup->server->logs_dir;
+    for (;;) {
+        DIR *d = opendir(dir);
+        struct dirent *e;
+        char oldest[300] = "";
+        struct timespec at = {0};
+        int n = 0;
+        while (d && (e = readdir(d))) {
+            struct stat st;
+            if (strncmp(e->d_name, "worker-", 7) ||
+                fstatat(dirfd(d), e->d_name, &st, 0) < 0)
+                continue;
+            pid_t pid = atoi(e->d_name + 7);
+            bool live = false;
+            for (struct proc *p = sup->procs; p; p = p->next)
+                live |= p->pid == pid;
+            if (live)
+                continue;
+            if (!st.st_size) {
+                unlinkat(dirfd(d), e->d_name, 0);
+                continue;
+            }
+            n++;
+            if (!oldest[0] || st.st_mtim.tv_sec < at.tv_sec ||
+                (st.st_mtim.tv_sec == at.tv_sec &&
+                 st.st_mtim.tv_nsec < at.tv_nsec)) {
+                snprintf(oldest, sizeof(oldest), "%s", e->d_name);
+                at = st.st_mtim;
+            }
+        }
+        if (d && n > LOGS_KEPT)
+            unlinkat(dirfd(d), oldest, 0);
+        if (d)
+            closedir(d);
+        if (!d || n <= LOGS_KEPT + 1)
+            return;
+    }
+}
+
+/* In the child: only what is safe between fork and exec. */
+static void child_log(const char *dir)
+{
+    char path[4200], digits[16];
+    size_t n = strlen(dir), k = 0;
+    unsigned pid = (unsigned)getpid();
+    memcpy(path, dir, n);
+    memcpy(path + n, "/worker-", 8);
+    n += 8;
+    do
+        digits[k++] = (char)('0' + pid % 10);
+    while (pid /= 10);
+    while (k)
+        path[n++] = digits[--k];
+    memcpy(path + n, ".log", 5);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+    if (fd >= 0) {
+        dup2(fd, 2);
+        dup2(fd, 1);
+    }
+}
+
+static _Noreturn void child_exec(struct supervisor *sup, char **argv,
+                                 int stdin_fd)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    for (int sig = 1; sig < 32; sig++)
+        signal(sig, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid(); /* a terminal's ^C is for pawld, which lets its workers save */
+    if (stdin_fd >= 0) {
+        dup2(stdin_fd, 0);
+    } else {
+        int null = open("/dev/null", O_RDONLY);
+        if (null >= 0)
+            dup2(null, 0);
+    }
+    child_log(sup->server->logs_dir);
+    close_range(3, ~0u, 0);
+    execv(argv[0], argv);
+    static const char text[] = "cannot run pawl-worker\n";
+    ssize_t n = write(2, text, sizeof(text) - 1);
+    _exit(n > 0 ? 127 : 126);
+}
+
+static int proc_start(struct supervisor *sup, enum role_now role)
+{
+    char *argv[] = {sup->program,
+                    (char *)"--state",
+                    sup->server->dir,
+                    (char *)"--supervised",
+                    NULL,
+                    NULL};
+    int pipe_fds[2] = {-1, -1};
+    struct proc *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -1;
+    if (role == WORKER_STANDBY) {
+        argv[4] = (char *)"--standby";
+        if (pipe2(pipe_fds, O_CLOEXEC) < 0) {
+            free(p);
+            return -1;
+        }
+    }
+    p->oom_kills = read_oom_kills(sup->cgroup_events);
+    pid_t pid = fork();
+    if (pid == 0)
+        child_exec(sup, argv, pipe_fds[0]);
+    if (pipe_fds[0] >= 0)
+        close(pipe_fds[0]);
+    if (pid < 0) {
+        fprintf(stderr, "pawld: cannot start a worker: %s\n", strerror(errno));
+        if (pipe_fds[1] >= 0)
+            close(pipe_fds[1]);
+        free(p);
+        return -1;
+    }
+    p->pid = pid;
+    p->pidfd = pidfd_open(pid, 0);
+    p->start_ticks = start_ticks_of(pid);
+    p->go_fd = pipe_fds[1];
+    p->role = role;
+    p->started_ms = mono_ms();
+    pthread_mutex_lock(&sup->mutex);
+    p->next = sup->procs;
+    sup->procs = p;
+    pthread_mutex_unlock(&sup->mutex);
+    return 0;
+}
+
+/* ---- adoption ---- */
+
+static int adopt_one(void *arg, int64_t pid, int64_t started, struct err *err)
+{
+    struct supervisor *sup = arg;
+    int fd = pidfd_open((pid_t)pid, 0);
+    /* the pid may be another process by now: its start time tells */
+    if (fd < 0 || start_ticks_of((pid_t)pid) != started ||
+        is_zombie((pid_t)pid)) {
+        if (fd >= 0)
+            close(fd);
+        return 0; /* reconcile reports it */
+    }
+    struct proc *p = calloc(1, sizeof(*p));
+    if (!p) {
+        close(fd);
+        return err_set(err, ERR_NOMEM, "no memory for a worker");
+    }
+    p->pid = (pid_t)pid;
+    p->start_ticks = started;
+    p->pidfd = fd;
+    p->go_fd = -1;
+    p->adopted = true;
+    p->started_ms = mono_ms();
+    p->oom_kills = read_oom_kills(sup->cgroup_events);
+    p->next = sup->procs;
+    sup->procs = p;
+    return 0;
+}
+
+static int adopt_all(void *arg, struct ctx *ctx, struct err *err)
+{
+    struct supervisor *sup = arg;
+    return worker_each_local(ctx->st, sup->server->boot, adopt_one, sup, err);
+}
+
+struct dead_list {
+    struct supervisor *sup;
+    struct {
+        int64_t pid, started;
+    } * dead;
+    size_t n;
+};
+
+static int dead_one(void *arg, int64_t pid, int64_t started, struct err *err)
+{
+    struct dead_list *l = arg;
+    for (struct proc *p = l->sup->procs; p; p = p->next)
+        if (p->pid == pid && p->start_ticks == started)
+            return 0;
+    void *more = realloc(l->dead, (l->n + 1) * sizeof(*l->dead));
+    if (!more)
+        return err_set(err, ERR_NOMEM, "no memory for a worker");
+    l->dead = more;
+    l->dead[l->n].pid = pid;
+    l->dead[l->n++].started = started;
+    return 0;
+}
+
+/* Workers that died while no server looked. */
+static int report_dead(void *arg, struct ctx *ctx, struct err *err)
+{
+    struct dead_list l = {.sup = arg};
+    const char *boot = l.sup->server->boot;
+    int r = worker_each_local(ctx->st, boot, dead_one, &l, err);
+    for (size_t i = 0; i < l.n && r >= 0; i++)
+        r = lease_worker_died(ctx->st, l.dead[i].pid, l.dead[i].started, boot,
+                              "ended while the server was away", NULL,
+                              ctx->now_ms, err);
+    free(l.dead);
+    return r < 0 ? r : 0;
+}
+
+/* ---- deaths ---- */
+
+struct death_report {
+    struct supervisor *sup;
+    const struct death *death;
+    bool known; /* it had reached the server */
+};
+
+static int report_death(void *arg, struct ctx *ctx, struct err *err)
+{
+    struct death_report *r = arg;
+    const struct death *d = r->death;
+    const char *boot = r->sup->server->boot;
+    char evidence[1200];
+    int64_t id;
+    struct err ignored;
+
+    r->known =
+        worker_find(ctx->st, d->pid, d->start_ticks, boot, &id, &ignored) >= 0;
+    snprintf(evidence, sizeof(evidence), "%s%s%s", d->evidence,
+             d->evidence[0] && d->last_lines[0] ? "\n" : "", d->last_lines);
+    return lease_worker_died(ctx->st, d->pid, d->start_ticks, boot, d->verdict,
+                             evidence[0] ? evidence : NULL, ctx->now_ms, err);
+}
+
+static void proc_free(struct proc *p)
+{
+    if (p->pidfd >= 0)
+        close(p->pidfd);
+    if (p->go_fd >= 0)
+        close(p->go_fd);
+    free(p);
+}
+
+static void proc_unlink(struct supervisor *sup, struct proc *p)
+{
+    pthread_mutex_lock(&sup->mutex);
+    for (struct proc **at = &sup->procs; *at; at = &(*at)->next)
+        if (*at == p) {
+            *at = p->next;
+            break;
+        }
+    pthread_cond_broadcast(&sup->gone);
+    pthread_mutex_unlock(&sup->mutex);
+}
+
+static void back_off(struct supervisor *sup)
+{
+    int64_t wait = BACKOFF_MIN_MS;
+    for (int i = 0; i < sup->quick_deaths && wait < BACKOFF_MAX_MS; i++)
+        wait *= 2;
+    if (wait > BACKOFF_MAX_MS)
+        wait = BACKOFF_MAX_MS;
+    sup->quick_deaths++;
+    sup->not_before_ms = mono_ms() + wait;
+}
+
+static void proc_died(struct supervisor *sup, struct proc *p)
+{
+    struct death d = {.pid = p->pid,
+                      .start_ticks = p->start_ticks,
+                      .kind = DEATH_UNKNOWN,
+                      .code = -1,
+                      .signal = -1};
+    struct death_report report = {.sup = sup, .death = &d};
+    struct err err;
+
+    if (!p->adopted) {
+        siginfo_t info = {0};
+        if (waitid(P_PID, (id_t)p->pid, &info, WEXITED) == 0 &&
+            info.si_pid == p->pid) {
+            d.kind = info.si_code == CLD_EXITED ? DEATH_EXIT : DEATH_SIGNAL;
+            if (d.kind == DEATH_EXIT)
+                d.code = info.si_status;
+            else
+                d.signal = info.si_status;
+        }
+    }
+    gather_evidence(sup, p, &d);
+    death_judge(&d);
+    if (!death_is_clean(&d))
+        read_last_lines(sup, &d);
+
+    int r = 0;
+    if (p->role == WORKER_ACTIVE)
+        r = lanes_call(sup->server->lanes, LANE_WRITE, report_death, &report,
+                       &err);
+    if (r < 0)
+        fprintf(stderr, "pawld: the end of worker %d is not on record: %s\n",
+                (int)p->pid, err.text);
+    if (!death_is_clean(&d) && !sup->draining && d.kind != DEATH_UNKNOWN)
+        fprintf(stderr, "pawld: worker %d %s%s%s%s%s\n", (int)p->pid, d.verdict,
+                d.evidence[0] ? "\n  " : "", d.evidence,
+                d.last_lines[0] ? "\n  " : "", d.last_lines);
+    /* one that lost a lease has its budget there; a clean end after work or
+     * waiting is the normal one */
+    bool useless = death_is_clean(&d) ? !report.known : r == 0;
+    if (useless && mono_ms() - p->started_ms < QUICK_MS)
+        back_off(sup);
+    else
+        sup->quick_deaths = 0;
+    proc_unlink(sup, p);
+    proc_free(p);
+    prune_logs(sup);
+}
+
+/* ---- the thread ---- */
+
+static void promote(struct supervisor *sup, struct proc *p)
+{
+    ssize_t n = write(p->go_fd, "go\n", 3);
+    close(p->go_fd);
+    pthread_mutex_lock(&sup->mutex);
+    p->go_fd = -1;
+    p->role = WORKER_ACTIVE;
+    pthread_mutex_unlock(&sup->mutex);
+    if (n != 3)
+        kill(p->pid, SIGKILL); /* its death is seen like any other */
+}
+
+static int count(struct supervisor *sup, enum role_now role, struct proc **ret)
+{
+    int n = 0;
+    for (struct proc *p = sup->procs; p; p = p->next)
+        if (p->role == role) {
+            n++;
+            if (ret)
+                *ret = p;
+        }
+    return n;
+}
+
+/* Bring the number of workers to what it should be. */
+static void restore(struct supervisor *sup)
+{
+    int wanted = sup->server->options.workers;
+    struct proc *standby = NULL;
+    int standbys = count(sup, WORKER_STANDBY, &standby);
+    for (int n = count(sup, WORKER_ACTIVE, NULL); n < wanted; n++) {
+        if (standbys) {
+            promote(sup, standby);
+            standbys = count(sup, WORKER_STANDBY, &standby);
+            continue;
+        }
+        if (mono_ms() < sup->not_before_ms ||
+            proc_start(sup, WORKER_ACTIVE) < 0)
+            return;
+    }
+    if (wanted && !standbys && mono_ms() >= sup->not_before_ms)
+        proc_start(sup, WORKER_STANDBY);
+}
+
+static void drain_all(struct supervisor *sup)
+{
+    for (struct proc *p = sup->procs; p; p = p->next) {
+        if (p->go_fd >= 0) {
+            close(p->go_fd); /* the stand-by has nothing to save */
+            p->go_fd = -1;
+        }
+        pidfd_send_signal(p->pidfd, SIGTERM, NULL, 0);
+    }
+}
+
+static void *supervisor_main(void *arg)
+{
+    struct supervisor *sup = arg;
+    bool drained = false;
+    for (;;) {
+        pthread_mutex_lock(&sup->mutex);
+        bool draining = sup->draining, stop = sup->stop;
+        pthread_mutex_unlock(&sup->mutex);
+        if (stop)
+            return NULL;
+        if (draining && !drained) {
+            drain_all(sup);
+            drained = true;
+        }
+        if (!draining)
+            restore(sup);
+
+        size_t n = 1;
+        for (struct proc *p = sup->procs; p; p = p->next)
+            n++;
+        AUTO_FREE struct pollfd *fds = calloc(n, sizeof(*fds));
+        AUTO_FREE struct proc **procs = calloc(n, sizeof(struct proc *));
+        if (!fds || !procs)
+            return NULL;
+        fds[0].fd = sup->wake_fd;
+        fds[0].events = POLLIN;
+        size_t i = 1;
+        for (struct proc *p = sup->procs; p; p = p->next, i++) {
+            fds[i].fd = p->pidfd;
+            fds[i].events = POLLIN;
+            procs[i] = p;
+        }
+        int64_t wait = sup->not_before_ms - mono_ms();
+        int timeout = draining || wait < 0 ? 1000
+                      : wait > 1000        ? 1000
+                                           : (int)wait + 1;
+        if (poll(fds, n, timeout) < 0 && errno != EINTR)
+            return NULL;
+        if (fds[0].revents) {
+            uint64_t bits;
+            if (read(sup->wake_fd, &bits, sizeof(bits)) < 0)
+                continue;
+        }
+        for (i = 1; i < n; i++)
+            if (fds[i].revents)
+                proc_died(sup, procs[i]);
+    }
+}
+
+static int find_program(struct supervisor *sup, struct err *err)
+{
+    char self[4096];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (n < 0)
+        return err_set(err, ERR_IO, "cannot tell where pawld lies: %s",
+                       strerror(errno));
+    self[n] = '\0';
+    char *slash = strrchr(self, '/');
+    if (!slash)
+        return err_set(err, ERR_IO, "cannot tell where pawld lies");
+    *slash = '\0';
+    if (asprintf(&sup->program, "%s/pawl-worker", self) < 0) {
+        sup->program = NULL;
+        return err_set(err, ERR_NOMEM, "no memory for the supervisor");
+    }
+    if (sup->server->options.workers && access(sup->program, X_OK) < 0)
+        return err_set(err, ERR_IO, "%s: %s; put it there, or say --workers 0",
+                       sup->program, strerror(errno));
+    return 0;
+}
+
+int supervisor_new(struct server *s, struct supervisor **ret, struct err *err)
+{
+    struct supervisor *sup = calloc(1, sizeof(*sup));
+    if (!sup)
+        return err_set(err, ERR_NOMEM, "no memory for the supervisor");
+    sup->server = s;
+    pthread_mutex_init(&sup->mutex, NULL);
+    pthread_cond_init(&sup->gone, NULL);
+    sup->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    sup->kmsg_fd = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (sup->kmsg_fd >= 0)
+        lseek(sup->kmsg_fd, 0, SEEK_END);
+    find_cgroup(sup);
+    int r = find_program(sup, err);
+    if (r >= 0)
+        r = lanes_call(s->lanes, LANE_READ, adopt_all, sup, err);
+    if (r >= 0)
+        r = lanes_call(s->lanes, LANE_WRITE, report_dead, sup, err);
+    if (r < 0) {
+        supervisor_free(sup);
+        return r;
+    }
+    prune_logs(sup);
+    *ret = sup;
+    return 0;
+}
+
+int supervisor_start(struct supervisor *sup, struct err *err)
+{
+    if (pthread_create(&sup->thread, NULL, supervisor_main, sup))
+        return err_set(err, ERR_NOMEM, "cannot start the supervisor's thread");
+    sup->started = true;
+    return 0;
+}
+
+static void wake(struct supervisor *sup)
+{
+    uint64_t one = 1;
+    if (write(sup->wake_fd, &one, sizeof(one)) < 0)
+        return; /* full: it is awake already */
+}
+
+void supervisor_drain(struct supervisor *sup)
+{
+    pthread_mutex_lock(&sup->mutex);
+    sup->draining = true;
+    pthread_mutex_unlock(&sup->mutex);
+    wake(sup);
+}
+
+bool supervisor_wait(struct supervisor *sup, int timeout_ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t ns = until.tv_nsec + (int64_t)timeout_ms * 1000000;
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_mutex_lock(&sup->mutex);
+    int r = 0;
+    while (sup->procs && r == 0)
+        r = pthread_cond_timedwait(&sup->gone, &sup->mutex, &until);
+    bool all = !sup->procs;
+    pthread_mutex_unlock(&sup->mutex);
+    return all;
+}
+
+int supervisor_alive(struct supervisor *sup)
+{
+    pthread_mutex_lock(&sup->mutex);
+    int n = count(sup, WORKER_ACTIVE, NULL);
+    pthread_mutex_unlock(&sup->mutex);
+    return n;
+}
+
+void supervisor_free(struct supervisor *sup)
+{
+    if (!sup)
+        return;
+    if (sup->started) {
+        pthread_mutex_lock(&sup->mutex);
+        sup->stop = true;
+        pthread_mutex_unlock(&sup->mutex);
+        wake(sup);
+        pthread_join(sup->thread, NULL);
+    }
+    while (sup->procs) {
+        struct proc *p = sup->procs;
+        sup->procs = p->next;
+        proc_free(p);
+    }
+    if (sup->wake_fd >= 0)
+        close(sup->wake_fd);
+    if (sup->kmsg_fd >= 0)
+        close(sup->kmsg_fd);
+    pthread_mutex_destroy(&sup->mutex);
+    pthread_cond_destroy(&sup->gone);
+    free(sup->program);
+    free(sup);
+}
