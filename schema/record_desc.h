@@ -44,6 +44,8 @@ struct record_desc {
     int n_fields;
     char **dims;
     int n_dims;
+    int max_length; /* entries of tokens and of numbers along a dimension that
+                     * the model has positions for, set by spec_parse; 0: any */
     int policy, value; /* index of the target over rows, of the scalar; or -1 */
 };
 

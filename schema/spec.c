@@ -357,14 +357,14 @@ int spec_runtime_fits(const struct spec *s, const struct runtime_policy *p,
 {
     for (int i = 0; i < s->record.n_fields; i++) {
         const struct field *f = &s->record.fields[i];
-        if (f->kind != FIELD_TOKENS ||
-            p->padding.minimum[f->dim] <= s->model.max_length)
+        if ((f->kind != FIELD_TOKENS && f->kind != FIELD_NUMBERS) ||
+            f->dim < 0 || p->padding.minimum[f->dim] <= s->model.max_length)
             continue;
         char at[JSON_POINTER_MAX];
         json_pointer(at, "/runtime/padding/minimum", s->record.dims[f->dim]);
         return err_at(err, ERR_INVALID, at,
                       "the minimum of %d is more than the model's max_length "
-                      "of %d, and %s is a tokens field",
+                      "of %d, and %s lies along it",
                       p->padding.minimum[f->dim], s->model.max_length, f->name);
     }
     return 0;
@@ -434,8 +434,10 @@ int spec_parse(const json_t *in, struct spec *ret, struct err *err)
     if (q == 0)
         q = record_desc_parse(json_read_get(&r, "record"), "/record", &s.record,
                               err);
-    if (q == 0)
+    if (q == 0) {
+        s.record.max_length = s.model.max_length;
         q = check_record(&s.record, err);
+    }
     if (q == 0)
         q = read_data(json_read_get(&r, "data"), &s.data, err);
     if (q == 0)
@@ -586,4 +588,33 @@ double spec_learning_rate(const struct training_spec *t, int64_t step,
         return lr * (end + (1 - end) * (0.5 * (1 + cos(M_PI * x))));
     }
     return lr;
+}
+
+/* Written out in worker/model.h. */
+int64_t spec_parameters(const struct spec *s)
+{
+    int64_t d = s->model.d_model, ff = s->model.ff;
+    int64_t linear = d * d + d, norm = 2 * d;
+    int64_t sum = d; /* class token */
+    for (int i = 0; i < s->record.n_fields; i++) {
+        const struct field *f = &s->record.fields[i];
+        if (f->kind == FIELD_TARGET)
+            continue;
+        int64_t rows = 1; /* of D: the field's own */
+        rows += f->kind == FIELD_TOKENS ? f->vocab : 0;
+        for (int c = 0; c < f->n_columns; c++)
+            rows += f->columns[c].vocab;
+        if (f->kind != FIELD_ROWS)
+            rows += f->dim >= 0 ? s->model.max_length : f->size;
+        rows += f->kind == FIELD_NUMBERS ? 1 : f->n_nums;
+        sum += rows * d;
+    }
+    int64_t attention = norm + 3 * d * d + d + linear;
+    int64_t feed_forward = norm + ff * d + ff + d * ff + d;
+    sum += s->model.layers * (attention + feed_forward) + norm;
+    if (s->record.policy >= 0)
+        sum += norm + linear + 2 * d * d + linear + norm + linear + d;
+    if (s->record.value >= 0)
+        sum += linear + d + 1;
+    return sum;
 }
