@@ -1,0 +1,65 @@
+/* beat.h - the lease's pulse: a thread that reports and listens.
+ *
+ * It sends a heartbeat every few seconds, whatever the trainer is doing: one
+ * step, a save or a scan of data may take longer than the lease's term. What
+ * the trainer reports gathers in an outbox and stays there until the server has
+ * acknowledged it, be it by a heartbeat or by a checkpoint that carried it. */
+#pragma once
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "worker/client.h"
+#include "worker/memory.h"
+
+struct beat;
+
+enum order {
+    ORDER_CONTINUE,
+    ORDER_YIELD, /* save, release, exit */
+    ORDER_STOP,  /* exit without a save: the server wants none */
+    ORDER_LOST,  /* somebody else has the cycle, or it is gone */
+};
+
+/* Totals of the cycle. */
+struct progress {
+    const char *stage; /* load, first_step, train, save; static */
+    int64_t step, epoch, records, micro_batches;
+    double records_per_s; /* < 0: not known */
+};
+
+/* One optimizer step; step is 1-based. */
+struct metric {
+    int64_t step;
+    float loss, policy, value, lr, grad_norm, records_per_s;
+};
+
+/* has_policy, has_value: which losses exist. */
+int beat_start(const struct client_options *o, int64_t lease, int64_t token,
+               int64_t runtime_version, double interval_s, bool has_policy,
+               bool has_value, struct beat **ret, struct err *err);
+void beat_stop(struct beat *b); /* joins the thread, frees */
+
+void beat_progress(struct beat *b, const struct progress *p);
+int beat_metric(struct beat *b, const struct metric *m, struct err *err);
+void beat_memory(struct beat *b, const struct memory_sample *s);
+void beat_log(struct beat *b, const char *level, const char *text);
+/* Takes the list. */
+void beat_bad(struct beat *b, int64_t skipped, json_t *bad);
+
+/* What the server wants; *reason gets its word. */
+enum order beat_order(struct beat *b, char *reason, size_t cap);
+/* A newer runtime policy, once; caller owns. NULL: none. */
+json_t *beat_runtime(struct beat *b);
+/* Seconds since the server last answered; 0 while it does. */
+double beat_away_s(struct beat *b);
+/* Send now what waits, and wait until all metrics are acknowledged, or, with
+ * `most`, few enough are left for one request. false: `give_up` said so. */
+bool beat_flush(struct beat *b, bool most, client_give_up_fn *give_up,
+                void *arg);
+/* Send a heartbeat now, without waiting for it. */
+void beat_now(struct beat *b);
+
+/* Put all that waits into a checkpoint's or release's body, as a heartbeat has
+ * it (with position, without token); heartbeats leave it out until done. */
+int beat_report(struct beat *b, json_t *body, struct err *err);
+void beat_reported(struct beat *b, bool acknowledged);

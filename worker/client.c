@@ -1,0 +1,397 @@
+#include "worker/client.h"
+#include <curl/curl.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include "schema/cleanup.h"
+#include "schema/wire.h"
+
+#define ANSWER_MAX ((size_t)256 * 1024 * 1024)
+#define STALL_S 60 /* without a byte a request is given up */
+
+struct client {
+    struct client_options o;
+    CURL *curl;
+    char *url;         /* without a slash at the end */
+    char *unix_socket; /* or NULL */
+    char *token;
+    bool stale; /* url and token must be read again */
+    unsigned random;
+};
+
+static void init_once(void)
+{
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+int client_new(const struct client_options *o, struct client **ret,
+               struct err *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, init_once);
+    struct client *c = calloc(1, sizeof *c);
+    if (c)
+        c->curl = curl_easy_init();
+    if (!c || !c->curl) {
+        free(c);
+        return err_set(err, ERR_NOMEM, "no memory for a client");
+    }
+    c->o = *o;
+    c->stale = true;
+    c->random = (unsigned)getpid() * 2654435761u ^ (unsigned)time(NULL);
+    *ret = c;
+    return 0;
+}
+
+void client_free(struct client *c)
+{
+    if (!c)
+        return;
+    curl_easy_cleanup(c->curl);
+    free(c->url);
+    free(c->unix_socket);
+    free(c->token);
+    free(c);
+}
+
+void answer_release(struct answer *a)
+{
+    json_decref(a->json);
+    buf_release(&a->body);
+    *a = (struct answer){0};
+}
+
+/* ---- where the server is ---- */
+
+/* The first line of a small file, without spaces at its end. */
+static int first_line(const char *path, char **ret, struct err *err)
+{
+    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set(err, ERR_NET, "cannot read %s: %s", path,
+                       strerror(errno));
+    char text[4096];
+    ssize_t n = read(fd, text, sizeof text - 1);
+    if (n < 0)
+        return err_set(err, ERR_NET, "cannot read %s: %s", path,
+                       strerror(errno));
+    text[n] = 0;
+    size_t len = strcspn(text, "\r\n");
+    while (len && (text[len - 1] == ' ' || text[len - 1] == '\t'))
+        len--;
+    text[len] = 0;
+    char *copy = strdup(text);
+    if (!copy)
+        return err_set(err, ERR_NOMEM, "no memory");
+    free(*ret);
+    *ret = copy;
+    return 0;
+}
+
+static int state_file(const struct client *c, const char *name, char **ret,
+                      struct err *err)
+{
+    CLEANUP(buf_release) struct buf path = {0};
+    if (buf_addf(&path, "%s/%s", c->o.state, name) < 0)
+        return err_set(err, ERR_NOMEM, "no memory");
+    return first_line(path.data, ret, err);
+}
+
+/* "unix:PATH", "http+unix://PATH" or a URL. */
+static int locate(struct client *c, const char *text, struct err *err)
+{
+    const char *path = !strncmp(text, "unix:", 5)           ? text + 5
+                       : !strncmp(text, "http+unix://", 12) ? text + 12
+                                                            : NULL;
+    free(c->unix_socket);
+    c->unix_socket = NULL;
+    char *url = strdup(path ? "http://localhost" : text);
+    if (path) {
+        while (path[0] == '/' && path[1] == '/')
+            path++;
+        c->unix_socket = strdup(path);
+    }
+    if (!url || (path && !c->unix_socket)) {
+        free(url);
+        return err_set(err, ERR_NOMEM, "no memory");
+    }
+    size_t len = strlen(url);
+    while (len && url[len - 1] == '/')
+        url[--len] = 0;
+    free(c->url);
+    c->url = url;
+    return 0;
+}
+
+static int refresh(struct client *c, struct err *err)
+{
+    CLEANUP(free_ptr) char *url = NULL;
+    int r = 0;
+    if (!c->o.server)
+        r = state_file(c, "url", &url, err);
+    if (r == 0 && url && !strcmp(url, "http://localhost")) {
+        /* it listens on nothing but a Unix socket, whose path is DIR/socket */
+        CLEANUP(free_ptr) char *path = NULL;
+        CLEANUP(buf_release) struct buf text = {0};
+        r = state_file(c, "socket", &path, err);
+        if (r == 0 && buf_addf(&text, "unix:%s", path) < 0)
+            r = err_set(err, ERR_NOMEM, "no memory");
+        if (r == 0)
+            r = locate(c, text.data, err);
+    } else if (r == 0) {
+        r = locate(c, c->o.server ? c->o.server : url, err);
+    }
+    if (r < 0)
+        return r;
+    if (c->o.token) {
+        free(c->token);
+        c->token = strdup(c->o.token);
+        if (!c->token)
+            return err_set(err, ERR_NOMEM, "no memory");
+    } else if (c->o.token_file) {
+        r = first_line(c->o.token_file, &c->token, err);
+    } else if (c->o.state) {
+        r = state_file(c, "token", &c->token, err);
+    }
+    if (r == 0)
+        c->stale = false;
+    return r;
+}
+
+/* ---- one request ---- */
+
+struct transfer {
+    struct client *c;
+    const struct request *rq;
+    struct answer *answer;
+    struct err *err;
+    int r; /* of on_bytes */
+};
+
+static size_t on_data(char *data, size_t size, size_t n, void *arg)
+{
+    struct transfer *t = arg;
+    size_t len = size * n;
+    long status = 0;
+    curl_easy_getinfo(t->c->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (t->rq->on_bytes && status >= 200 && status < 300) {
+        t->r = t->rq->on_bytes(t->rq->arg, data, len, t->err);
+        return t->r < 0 ? 0 : len;
+    }
+    if (t->answer->body.len + len > ANSWER_MAX ||
+        buf_add(&t->answer->body, data, len) < 0) {
+        t->r = err_set(t->err, ERR_NOMEM, "the server's answer is too long");
+        return 0;
+    }
+    return len;
+}
+
+static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t d,
+                       curl_off_t e)
+{
+    struct transfer *t = arg;
+    return t->c->o.interrupt && atomic_load(t->c->o.interrupt);
+}
+
+static int refused(const struct request *rq, const struct answer *a,
+                   struct err *err)
+{
+    static const struct {
+        long status;
+        int code;
+    } codes[] = {
+        {400, ERR_INVALID},   {401, ERR_UNAUTHORIZED}, {403, ERR_FORBIDDEN},
+        {404, ERR_NOT_FOUND}, {409, ERR_CONFLICT},     {413, ERR_TOO_LARGE},
+        {415, ERR_MEDIA},     {422, ERR_MISMATCH},     {429, ERR_BUSY},
+        {503, ERR_BUSY},      {507, ERR_NOSPACE},
+    };
+    int code = a->status >= 500 ? ERR_IO : ERR_INVALID;
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (codes[i].status == a->status)
+            code = codes[i].code;
+    const char *word = json_string_value(json_object_get(a->json, "code"));
+    if (word && !strcmp(word, err_word(ERR_STALE)))
+        code = ERR_STALE;
+    else if (word && !strcmp(word, err_word(ERR_CORRUPT)))
+        code = ERR_CORRUPT;
+    const char *detail = json_string_value(json_object_get(a->json, "detail"));
+    const char *pointer =
+        json_string_value(json_object_get(a->json, "pointer"));
+    return err_at(err, code, pointer ? pointer : "", "%s %s: %ld %s",
+                  rq->method, rq->path, a->status,
+                  detail ? detail : "(no reason given)");
+}
+
+static int add_header(struct curl_slist **list, const char *name,
+                      const char *value)
+{
+    CLEANUP(buf_release) struct buf line = {0};
+    if (buf_addf(&line, "%s: %s", name, value) < 0)
+        return -1;
+    struct curl_slist *longer = curl_slist_append(*list, line.data);
+    if (!longer)
+        return -1;
+    *list = longer;
+    return 0;
+}
+
+static void slist_ptr(struct curl_slist **list)
+{
+    curl_slist_free_all(*list);
+}
+
+static int set_headers(struct client *c, const struct request *rq,
+                       struct curl_slist **list, struct err *err)
+{
+    int r = 0;
+    CLEANUP(buf_release) struct buf value = {0};
+    if (c->token) {
+        r |= buf_addf(&value, "Bearer %s", c->token);
+        r |= r ? r : add_header(list, "Authorization", value.data);
+    }
+    if (rq->lease_token > 0) {
+        buf_clear(&value);
+        r |= buf_addf(&value, "%" PRId64, rq->lease_token);
+        r |= r ? r : add_header(list, WIRE_TOKEN_HEADER, value.data);
+    }
+    if (rq->json)
+        r |= add_header(list, "Content-Type", "application/json");
+    else if (rq->bytes)
+        r |= add_header(list, "Content-Type", "application/octet-stream");
+    struct curl_slist *longer =
+        r ? NULL : curl_slist_append(*list, "Expect:"); /* no 100-continue */
+    if (!longer)
+        return err_set(err, ERR_NOMEM, "no memory for a request");
+    *list = longer;
+    curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, *list);
+    return 0;
+}
+
+static void set_options(struct client *c, const struct request *rq,
+                        const char *url, const void *body, size_t len,
+                        struct transfer *t)
+{
+    CURL *h = c->curl;
+    curl_easy_setopt(h, CURLOPT_URL, url);
+    curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
+#if LIBCURL_VERSION_NUM >= 0x075500
+    curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
+#endif
+    if (c->unix_socket)
+        curl_easy_setopt(h, CURLOPT_UNIX_SOCKET_PATH, c->unix_socket);
+    if (!c->o.server)
+        curl_easy_setopt(h, CURLOPT_PROXY, ""); /* it is this machine */
+    curl_easy_setopt(h, CURLOPT_CONNECTTIMEOUT_MS, 5000L);
+    curl_easy_setopt(h, CURLOPT_TIMEOUT, (long)rq->timeout_s);
+    curl_easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, rq->timeout_s ? 0L : 1L);
+    curl_easy_setopt(h, CURLOPT_LOW_SPEED_TIME,
+                     rq->timeout_s ? 0L : (long)STALL_S);
+    curl_easy_setopt(h, CURLOPT_CUSTOMREQUEST, rq->method);
+    if (body) {
+        curl_easy_setopt(h, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)len);
+        curl_easy_setopt(h, CURLOPT_POSTFIELDS, body);
+    } else if (!strcmp(rq->method, "GET")) {
+        curl_easy_setopt(h, CURLOPT_HTTPGET, 1L);
+    }
+    curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_data);
+    curl_easy_setopt(h, CURLOPT_WRITEDATA, t);
+    curl_easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_progress);
+    curl_easy_setopt(h, CURLOPT_XFERINFODATA, t);
+    curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
+}
+
+static int perform(struct client *c, const struct request *rq, const void *body,
+                   size_t len, struct answer *ret, struct err *err)
+{
+    CLEANUP(slist_ptr) struct curl_slist *headers = NULL;
+    CLEANUP(buf_release) struct buf url = {0};
+    struct transfer t = {.c = c, .rq = rq, .answer = ret, .err = err};
+    curl_easy_reset(c->curl); /* keeps the connection */
+    if (buf_addf(&url, "%s%s", c->url, rq->path) < 0)
+        return err_set(err, ERR_NOMEM, "no memory for a request");
+    int r = set_headers(c, rq, &headers, err);
+    if (r < 0)
+        return r;
+    set_options(c, rq, url.data, body, len, &t);
+    char why[CURL_ERROR_SIZE] = "";
+    curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, why);
+    CURLcode e = curl_easy_perform(c->curl);
+    curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, NULL);
+    if (t.r < 0)
+        return t.r;
+    if (e != CURLE_OK) {
+        c->stale = true;
+        return err_set(err, ERR_NET, "%s %s%s: %s", rq->method, c->url,
+                       rq->path, *why ? why : curl_easy_strerror(e));
+    }
+    curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &ret->status);
+    return 0;
+}
+
+int client_try(struct client *c, const struct request *rq, struct answer *ret,
+               struct err *err)
+{
+    if (c->stale) {
+        int r = refresh(c, err);
+        if (r < 0)
+            return r;
+    }
+    AUTO_FREE char *text = NULL;
+    const void *body = rq->bytes;
+    size_t len = rq->len;
+    if (rq->json) {
+        text = json_dumps(rq->json, JSON_COMPACT | JSON_REAL_PRECISION(17));
+        if (!text)
+            return err_set(err, ERR_INVALID, "a request body is not JSON");
+        body = text;
+        len = strlen(text);
+    }
+    CLEANUP(answer_release) struct answer a = {0};
+    int r = perform(c, rq, body, len, &a, err);
+    if (r < 0)
+        return r;
+    if (a.body.len)
+        a.json = json_loadb(a.body.data, a.body.len, 0, NULL);
+    if (a.status == 401)
+        c->stale = true; /* the server may have a new token */
+    if (a.status < 200 || a.status > 299)
+        return refused(rq, &a, err);
+    *ret = a;
+    a = (struct answer){0};
+    return 0;
+}
+
+bool client_retriable(int r)
+{
+    return r == ERR_NET || r == ERR_BUSY || r == ERR_IO ||
+           r == ERR_UNAUTHORIZED || r == ERR_NOSPACE;
+}
+
+/* 50 ms, doubled to 2 s, and up to half of it at random. */
+static void back_off(struct client *c, int attempt)
+{
+    int64_t ms = 50;
+    for (int i = 0; i < attempt && ms < 2000; i++)
+        ms *= 2;
+    ms = ms > 2000 ? 2000 : ms;
+    ms += (int64_t)(rand_r(&c->random) % (unsigned)(ms / 2 + 1));
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
+int client_insist(struct client *c, const struct request *rq,
+                  struct answer *ret, client_give_up_fn *give_up, void *arg,
+                  struct err *err)
+{
+    for (int attempt = 0;; attempt++) {
+        int r = client_try(c, rq, ret, err);
+        if (!client_retriable(r) || give_up(arg))
+            return r;
+        back_off(c, attempt);
+    }
+}

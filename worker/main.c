@@ -1,0 +1,280 @@
+/* main.c - pawl-worker: options, what must be set before libtorch is used, the
+ * stand-by's wait. */
+#include <errno.h>
+#include <getopt.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <link.h>
+#endif
+#include "schema/cleanup.h"
+#include "worker/loop.h"
+#include "worker/memory.h"
+#include "worker/predict.h"
+#include "worker/torch_shim.h"
+
+static const char help[] =
+    "usage: pawl-worker --state DIR [OPTION…]\n"
+    "       pawl-worker --server URL [OPTION…]\n"
+    "       pawl-worker predict --model FILE RECORDS\n"
+    "\n"
+    "Claim one lease from pawld, train until it is done or a threshold is\n"
+    "reached, save, exit. Whatever keeps processes alive starts the next one.\n"
+    "\n"
+    "  --state DIR        state folder of a pawld on this machine: where it\n"
+    "                     listens and its token are read from there\n"
+    "  --server URL       pawld's address: http://HOST:PORT or unix:PATH\n"
+    "  --token-file FILE  the token's file (with --server; or PAWL_TOKEN)\n"
+    "  --name NAME        what this worker is called (default: the host's "
+    "name)\n"
+    "  --once             exit when there is nothing to do now\n"
+    "  --supervised       pawld started this worker: end when it is gone and "
+    "no\n"
+    "                     lease is held\n"
+    "  --standby          load libtorch, then wait for a line `go` on "
+    "standard\n"
+    "                     input; end at its end\n"
+    "  --version, --help\n"
+    "\n"
+    "predict prints {\"policy\", \"value\"} for each record (one JSON line "
+    "each,\n"
+    "- for standard input) by a model file that GET /v1/jobs/{id}/model gave.\n"
+    "\n"
+    "SIGTERM: finish the step, save, release the lease, exit 0.\n"
+    "\n"
+    "Environment:\n"
+    "  PAWL_TOKEN         the token, with --server\n"
+    "  PAWL_MEMORY_PROBE  fake:start_mb=900,per_shape_mb=64,per_step_mb=0,\n"
+    "                     recommended_mb=25559,cache_mb=0: act as a device "
+    "whose\n"
+    "                     memory grows so, to try thresholds on any machine\n"
+    "  PAWL_TRACE         a file that gets a line of JSON for each optimizer\n"
+    "                     step: {\"step\", \"epoch\", \"records\": [[shard, "
+    "offset],\n"
+    "                     …]}, to see what was trained in which order\n"
+    "  ONEDNN_PRIMITIVE_CACHE_CAPACITY\n"
+    "                     16 unless set: bounds what oneDNN keeps per shape\n";
+
+static atomic_bool drain;
+
+static void on_signal(int sig)
+{
+    atomic_store(&drain, true);
+}
+
+static void catch_signals(void)
+{
+    struct sigaction a = {.sa_handler = on_signal};
+    sigemptyset(&a.sa_mask); /* no SA_RESTART: waits end at once */
+    sigaction(SIGTERM, &a, NULL);
+    sigaction(SIGINT, &a, NULL);
+    a.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &a, NULL);
+}
+
+/* ---- BLAS ---- */
+
+#ifdef __linux__
+#ifndef PAWL_OPENBLAS_OMP
+#define PAWL_OPENBLAS_OMP ""
+#endif
+
+/* 1: an OpenMP OpenBLAS, or no BLAS library of its own, is loaded; 0: another
+ * one. *arg gets its file's name. */
+static int look_at_library(struct dl_phdr_info *info, size_t size, void *arg)
+{
+    const char *base = strrchr(info->dlpi_name, '/');
+    const char **wrong = arg;
+    bool blas = base && (!strncmp(base, "/libblas.so", 11) ||
+                         !strncmp(base, "/libopenblas", 12));
+    if (blas && !strstr(info->dlpi_name, "openblas-openmp"))
+        *wrong = info->dlpi_name;
+    return 0;
+}
+
+/* Debian's alternatives may hand libtorch the reference BLAS (ten times
+ * slower) or the pthread OpenBLAS (ignores the thread count). The program's
+ * run path names the OpenMP build's folder; where that did not help, say, for
+ * an LD_LIBRARY_PATH in front of it, start again with the folder in front. */
+static void insist_on_openmp_blas(char **argv)
+{
+    const char *wrong = NULL;
+    dl_iterate_phdr(look_at_library, &wrong);
+    if (!wrong || !*PAWL_OPENBLAS_OMP || access(PAWL_OPENBLAS_OMP, X_OK) < 0)
+        return;
+    if (!getenv("PAWL_REEXEC")) {
+        const char *old = getenv("LD_LIBRARY_PATH");
+        CLEANUP(free_ptr) char *path = NULL;
+        if (asprintf(&path, "%s%s%s", PAWL_OPENBLAS_OMP, old ? ":" : "",
+                     old ? old : "") < 0)
+            return;
+        setenv("LD_LIBRARY_PATH", path, 1);
+        setenv("PAWL_REEXEC", "1", 1);
+        char self[4096];
+        ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+        if (n > 0) {
+            self[n] = 0;
+            execv(self, argv);
+        }
+    }
+    fprintf(stderr,
+            "pawl-worker: warning: the BLAS in use is %s, not the OpenMP build "
+            "of OpenBLAS in %s: training may be slow\n",
+            wrong, PAWL_OPENBLAS_OMP);
+}
+#else
+static void insist_on_openmp_blas(char **argv)
+{
+}
+#endif
+
+/* ---- stand-by ---- */
+
+/* 1: go; 0: not needed any more. */
+static int stand_by(void)
+{
+    json_decref(torch_describe()); /* has the library look at the machine */
+    char line[16];
+    size_t len = 0;
+    while (!atomic_load(&drain)) {
+        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+        if (poll(&p, 1, -1) < 0 && errno != EINTR)
+            return 0;
+        if (!p.revents)
+            continue;
+        ssize_t n = read(STDIN_FILENO, line + len, sizeof line - 1 - len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return 0;
+        len += (size_t)n;
+        line[len] = 0;
+        if (strchr(line, '\n') || len == sizeof line - 1)
+            return !strncmp(line, "go\n", 3) || !strncmp(line, "go\r\n", 4);
+    }
+    return 0;
+}
+
+static int fail(const struct err *err)
+{
+    fprintf(stderr, "pawl-worker: %s\n", err->text);
+    return 1;
+}
+
+static int usage_error(const char *what, const char *arg)
+{
+    fprintf(stderr, "pawl-worker: %s%s%s; see pawl-worker --help\n", what,
+            arg ? ": " : "", arg ? arg : "");
+    return 2;
+}
+
+static int main_predict(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
+    };
+    const char *model = NULL;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 'm') {
+            model = optarg;
+        } else if (c == 'h') {
+            fputs(help, stdout);
+            return 0;
+        } else {
+            return 2;
+        }
+    }
+    if (!model || optind + 1 != argc)
+        return usage_error("predict needs --model FILE and one file of records",
+                           NULL);
+    struct err err = {0};
+    int r = predict_file(model, argv[optind], stdout, &err);
+    if (r == 0 && fflush(stdout) < 0)
+        r = err_set(&err, ERR_IO, "cannot write: %s", strerror(errno));
+    return r < 0 ? fail(&err) : 0;
+}
+
+static int main_worker(int argc, char **argv)
+{
+    enum { STATE = 1, SERVER, TOKEN_FILE, NAME, ONCE, SUPERVISED, STANDBY };
+    static const struct option options[] = {
+        {"state", required_argument, NULL, STATE},
+        {"server", required_argument, NULL, SERVER},
+        {"token-file", required_argument, NULL, TOKEN_FILE},
+        {"name", required_argument, NULL, NAME},
+        {"once", no_argument, NULL, ONCE},
+        {"supervised", no_argument, NULL, SUPERVISED},
+        {"standby", no_argument, NULL, STANDBY},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
+    };
+    struct worker_options o = {.drain = &drain};
+    bool standby = false;
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        switch (c) {
+        case STATE:
+            o.net.state = optarg;
+            break;
+        case SERVER:
+            o.net.server = optarg;
+            break;
+        case TOKEN_FILE:
+            o.net.token_file = optarg;
+            break;
+        case NAME:
+            o.name = optarg;
+            break;
+        case ONCE:
+            o.once = true;
+            break;
+        case SUPERVISED:
+            o.supervised = true;
+            break;
+        case STANDBY:
+            standby = true;
+            break;
+        case 'V':
+            puts("pawl-worker " PAWL_VERSION);
+            return 0;
+        case 'h':
+            fputs(help, stdout);
+            return 0;
+        default:
+            return 2;
+        }
+    }
+    if (optind < argc)
+        return usage_error("unexpected argument", argv[optind]);
+    if (!o.net.state == !o.net.server)
+        return usage_error("give either --state DIR or --server URL", NULL);
+    if (o.net.server && !o.net.token_file)
+        o.net.token = getenv("PAWL_TOKEN");
+    struct err err = {0};
+    struct memory_fake probe;
+    if (memory_fake_parse(getenv("PAWL_MEMORY_PROBE"), &probe, &err) < 0) {
+        fail(&err);
+        return 2;
+    }
+    if (standby && !stand_by())
+        return 0;
+    return worker_run(&o, &err) < 0 ? fail(&err) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    /* read when oneDNN is first used; unbounded it keeps a plan per shape */
+    setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16", 0);
+    catch_signals();
+    insist_on_openmp_blas(argv);
+    if (argc > 1 && !strcmp(argv[1], "predict"))
+        return main_predict(argc - 1, argv + 1);
+    return main_worker(argc, argv);
+}
