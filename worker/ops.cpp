@@ -27,11 +27,11 @@ template <class T> const T *pointer(int64_t v)
 
 struct Embed : Function<Embed> {
     static at::Tensor forward(AutogradContext *ctx, int64_t plan_,
-                              const variable_list &tables)
+                              at::TensorList tables)
     {
         const EmbedPlan *plan = pointer<EmbedPlan>(plan_);
         ctx->saved_data["plan"] = plan_;
-        ctx->save_for_backward(tables);
+        ctx->save_for_backward(tables.vec());
         at::Tensor out = at::zeros({plan->rows, plan->width});
         float *o = out.data_ptr<float>();
         const int w = plan->width;
@@ -385,7 +385,7 @@ struct PolicyLoss : Function<PolicyLoss> {
 at::Tensor op_embed(const EmbedPlan *plan,
                     const std::vector<at::Tensor> &tables)
 {
-    return Embed::apply(pack_pointer(plan), tables);
+    return Embed::apply(pack_pointer(plan), at::TensorList(tables));
 }
 
 at::Tensor op_drop_add(const at::Tensor &base, const at::Tensor &x,
