@@ -209,7 +209,7 @@ void json_real_text(double v, char out[JSON_REAL_MAX])
                  digits + exp + 1);
 }
 
-static int canonical_string(const char *s, size_t len, struct buf *out)
+static int write_string(const char *s, size_t len, struct buf *out)
 {
     int r = buf_add(out, "\"", 1);
     for (size_t i = 0; i < len && r == 0; i++) {
@@ -234,7 +234,9 @@ static int by_bytes(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static int canonical_object(const json_t *value, struct buf *out)
+static int write_value(const json_t *value, bool sorted, struct buf *out);
+
+static int write_object(const json_t *value, bool sorted, struct buf *out)
 {
     size_t n = json_object_size(value), i = 0;
     AUTO_FREE const char **keys = calloc(n ? n : 1, sizeof *keys);
@@ -243,40 +245,41 @@ static int canonical_object(const json_t *value, struct buf *out)
     const char *key;
     json_t *member;
     json_object_foreach((json_t *)value, key, member) keys[i++] = key;
-    qsort(keys, n, sizeof *keys, by_bytes);
+    if (sorted)
+        qsort(keys, n, sizeof *keys, by_bytes);
 
     int r = buf_add(out, "{", 1);
     for (i = 0; i < n && r == 0; i++) {
         if (i)
             r = buf_add(out, ",", 1);
         if (r == 0)
-            r = canonical_string(keys[i], strlen(keys[i]), out);
+            r = write_string(keys[i], strlen(keys[i]), out);
         if (r == 0)
             r = buf_add(out, ":", 1);
         if (r == 0)
-            r = json_canonical(json_object_get(value, keys[i]), out);
+            r = write_value(json_object_get(value, keys[i]), sorted, out);
     }
     return r < 0 ? r : buf_add(out, "}", 1);
 }
 
-int json_canonical(const json_t *value, struct buf *out)
+static int write_value(const json_t *value, bool sorted, struct buf *out)
 {
     switch (value ? json_typeof(value) : JSON_NULL) {
     case JSON_OBJECT:
-        return canonical_object(value, out);
+        return write_object(value, sorted, out);
     case JSON_ARRAY: {
         int r = buf_add(out, "[", 1);
         for (size_t i = 0; i < json_array_size(value) && r == 0; i++) {
             if (i)
                 r = buf_add(out, ",", 1);
             if (r == 0)
-                r = json_canonical(json_array_get(value, i), out);
+                r = write_value(json_array_get(value, i), sorted, out);
         }
         return r < 0 ? r : buf_add(out, "]", 1);
     }
     case JSON_STRING:
-        return canonical_string(json_string_value(value),
-                                json_string_length(value), out);
+        return write_string(json_string_value(value), json_string_length(value),
+                            out);
     case JSON_INTEGER:
         return buf_addf(out, "%" JSON_INTEGER_FORMAT,
                         json_integer_value(value));
@@ -293,6 +296,16 @@ int json_canonical(const json_t *value, struct buf *out)
         break;
     }
     return buf_adds(out, "null");
+}
+
+int json_canonical(const json_t *value, struct buf *out)
+{
+    return write_value(value, true, out);
+}
+
+int json_text(const json_t *value, struct buf *out)
+{
+    return write_value(value, false, out);
 }
 
 void json_pointer(char out[JSON_POINTER_MAX], const char *at, const char *name)

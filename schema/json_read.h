@@ -40,6 +40,9 @@ int json_parse_strict(const char *text, size_t len, json_t **ret,
 /* Append the canonical form: keys sorted bytewise, no spaces, reals with the
  * fewest digits that read back the same. 0, or -1 when memory is short. */
 int json_canonical(const json_t *value, struct buf *out);
+/* The same with keys in their own order: JSON for people and for answers. (What
+ * jansson writes has 0.1 as 0.10000000000000001.) */
+int json_text(const json_t *value, struct buf *out);
 
 /* The shortest text that reads back as the same real; always has a '.' or an
  * 'e'. The value must be finite. */
