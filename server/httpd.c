@@ -729,7 +729,8 @@ static enum MHD_Result answer_body(struct conn *c)
             add_header(r, "ETag", reply->etag);
         return send_response(c, r, 304, false);
     }
-    if (if_range && (!reply->etag || strcmp(if_range, reply->etag)))
+    if (c->head ||
+        (if_range && (!reply->etag || strcmp(if_range, reply->etag))))
         range = NULL;
     int ranged = range_parse(range, whole, &first, &count);
     if (ranged < 0) {
@@ -947,6 +948,18 @@ static int conn_split(struct conn *c, char *segments[SEGMENTS_MAX],
     return n;
 }
 
+/* No name of ours holds a slash, a control character or is a dot segment, so a
+ * path with one names nothing; no handler has to think of it. */
+static bool is_plain(const char *s)
+{
+    if (!*s || !strcmp(s, ".") || !strcmp(s, ".."))
+        return false;
+    for (; *s; s++)
+        if (*s == '/' || *s == '\\' || (unsigned char)*s < 0x20 || *s == 0x7f)
+            return false;
+    return true;
+}
+
 static bool segments_match(const struct route *route, char **segments, int n,
                            struct conn *c)
 {
@@ -957,7 +970,7 @@ static bool segments_match(const struct route *route, char **segments, int n,
             return false;
         size_t len = strcspn(p, "/");
         if (*p == '{') {
-            if (!*segments[i] || c->n_params == PARAMS_MAX)
+            if (!is_plain(segments[i]) || c->n_params == PARAMS_MAX)
                 return false;
             char *name = strndup(p + 1, len - 2);
             if (!name)
@@ -1012,7 +1025,17 @@ static const struct asset *asset_find(char **segments, int n)
 struct headers {
     struct guard guard;
     const char *expect, *authorization, *cookie, *type, *encoding;
+    bool odd_name;
 };
+
+/* libmicrohttpd takes "Content-Length : 2" for a header of that name, space
+ * included, and the body for the next request. */
+static bool is_token(const char *s)
+{
+    size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                         "0123456789!#$%&'*+-.^_`|~");
+    return n && !s[n];
+}
 
 static enum MHD_Result see_header(void *cls, enum MHD_ValueKind kind,
                                   const char *name, const char *value)
@@ -1020,7 +1043,9 @@ static enum MHD_Result see_header(void *cls, enum MHD_ValueKind kind,
     struct headers *h = cls;
     if (!value)
         value = "";
-    if (!strcasecmp(name, "Host")) {
+    if (!is_token(name)) {
+        h->odd_name = true;
+    } else if (!strcasecmp(name, "Host")) {
         h->guard.hosts++;
         h->guard.host = value;
     } else if (!strcasecmp(name, "Content-Length")) {
@@ -1151,6 +1176,10 @@ static enum MHD_Result conn_begin(struct conn *c, struct MHD_Connection *mhd,
     in.guard.method = c->method;
     in.guard.is_unix = c->listener->is_unix;
     MHD_get_connection_values(mhd, MHD_HEADER_KIND, see_header, &in);
+    if (in.odd_name) {
+        err_set(&err, ERR_INVALID, "the name of a header is malformed");
+        return refuse(c, &err, 400, true);
+    }
     if (guard_framing(&in.guard, &err) < 0)
         return refuse(c, &err, 400, true);
     c->chunked = in.guard.codings;
@@ -1535,7 +1564,7 @@ int httpd_start(struct httpd *h, struct err *err)
             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY,
             MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTION_LIMIT,
             MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
-            MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+            MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
         if (!l->daemon)
             return err_set(err, ERR_IO, "cannot serve %s", l->name);
         l->fd = -1; /* the daemon's now */
@@ -1595,9 +1624,14 @@ void httpd_free(struct httpd *h)
 {
     if (!h)
         return;
-    for (size_t i = 0; i < h->n_listeners; i++)
-        if (h->listeners[i].fd >= 0)
-            close(h->listeners[i].fd);
+    for (size_t i = 0; i < h->n_listeners; i++) {
+        struct listener *l = &h->listeners[i];
+        if (l->fd < 0)
+            continue;
+        close(l->fd);
+        if (l->is_unix)
+            unlink(l->address->unix_path);
+    }
     pthread_mutex_destroy(&h->mutex);
     pthread_cond_destroy(&h->wake);
     free(h->listeners);

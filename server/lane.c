@@ -136,10 +136,11 @@ static void *lane_main(void *arg)
 
 static void lanes_free(struct lanes *l)
 {
-    for (int i = 0; i < l->n_threads; i++) {
-        store_close(l->threads[i].st);
+    /* the writers last: only they can fold the WAL into its file */
+    for (int i = l->n_threads - 1; i >= 0; i--)
         store_close(l->threads[i].chunks);
-    }
+    for (int i = l->n_threads - 1; i >= 0; i--)
+        store_close(l->threads[i].st);
     for (int i = 0; i < LANES; i++) {
         pthread_mutex_destroy(&l->queues[i].mutex);
         pthread_cond_destroy(&l->queues[i].more);

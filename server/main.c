@@ -178,8 +178,10 @@ static void stop(struct server *s, struct keeper *k)
 {
     if (s->httpd)
         httpd_stop(s->httpd);
-    remove_file(s, "url");
-    remove_file(s, "socket");
+    if (s->lock_fd >= 0) { /* else they are another's */
+        remove_file(s, "url");
+        remove_file(s, "socket");
+    }
     keeper_stop(k);
     supervisor_free(s->supervisor);
     lanes_stop(s->lanes);
