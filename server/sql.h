@@ -271,3 +271,172 @@ SQL(MEMORY_COUNT, "SELECT count(*) FROM memory WHERE job_id = :job")
 SQL(MEMORY_ALL, "SELECT lease_id, at_ms, step, allocated, device, rss,"
                 " available, swap, shapes FROM memory WHERE job_id = :job"
                 " ORDER BY lease_id, at_ms, step")
+
+/* ---- checkpoint ---- */
+#ifndef CHECKPOINT_COLUMNS
+#define CHECKPOINT_COLUMNS                                                     \
+    "SELECT id, job_id, cycle_id, step, epoch, bytes, model_bytes,"            \
+    " load_deaths, exact_since, exact_cycle, exact_why, state, digest,"        \
+    " model_sha256, manifest, fingerprint FROM checkpoints "
+#define CHECKPOINT_SHOWN                                                       \
+    "SELECT k.id, k.job_id, c.number, k.lease_id, k.state, k.reason, k.step,"  \
+    " k.epoch, k.digest, k.previous, k.bytes, k.model_bytes, k.model_sha256,"  \
+    " k.pinned, k.load_deaths, k.created_ms, k.manifest FROM checkpoints k"    \
+    " JOIN cycles c ON c.id = k.cycle_id "
+#endif
+SQL(CHECKPOINT_LOAD, CHECKPOINT_COLUMNS "WHERE id = :id")
+SQL(CHECKPOINT_NEWEST, CHECKPOINT_COLUMNS
+    "WHERE cycle_id = :cycle AND state = 'good' ORDER BY id DESC LIMIT 1")
+SQL(CHECKPOINT_NEWEST_JOB, CHECKPOINT_COLUMNS
+    "WHERE job_id = :job AND state = 'good' ORDER BY id DESC LIMIT 1")
+SQL(CHECKPOINT_FIND, "SELECT id FROM checkpoints WHERE lease_id = :lease"
+                     " AND digest = :digest")
+SQL(CHECKPOINT_ADD, "INSERT INTO checkpoints(job_id, cycle_id, lease_id, state,"
+                    " step, epoch, digest, previous, manifest, bytes,"
+                    " model_bytes, model_sha256, fingerprint, exact_since,"
+                    " exact_cycle, exact_why, created_ms) VALUES (:job, :cycle,"
+                    " :lease, 'good', :step, :epoch, :digest, :previous,"
+                    " :manifest, :bytes, :model_bytes, :model, :fingerprint,"
+                    " :since, :since_cycle, :why, :now)")
+SQL(CHECKPOINT_CHUNK, "INSERT OR IGNORE INTO checkpoint_chunks(checkpoint_id,"
+                      " sha256) VALUES (:checkpoint, :sha)")
+SQL(CHECKPOINT_NAMES, "SELECT 1 FROM checkpoint_chunks WHERE sha256 = :sha"
+                      " LIMIT 1")
+SQL(CHECKPOINT_QUARANTINE, "UPDATE checkpoints SET state = 'quarantined',"
+                           " reason = :reason WHERE id = :id"
+                           " AND state = 'good'")
+SQL(CHECKPOINT_DIED, "UPDATE checkpoints SET load_deaths = load_deaths + 1"
+                     " WHERE id = :id RETURNING load_deaths")
+SQL(CHECKPOINT_LOADED, "UPDATE checkpoints SET load_deaths = 0"
+                       " WHERE id = :id AND load_deaths > 0")
+SQL(CHECKPOINT_LIST, CHECKPOINT_SHOWN "WHERE k.job_id = :job AND k.id > :after"
+                                      " ORDER BY k.id LIMIT :limit")
+SQL(CHECKPOINT_GET, CHECKPOINT_SHOWN "WHERE k.id = :id")
+SQL(CHECKPOINT_PRUNE,
+    "DELETE FROM checkpoints WHERE id IN (SELECT k.id FROM ("
+    "  SELECT id, job_id, cycle_id, pinned,"
+    "   row_number() OVER (PARTITION BY cycle_id ORDER BY id DESC) AS nth,"
+    "   row_number() OVER (PARTITION BY job_id ORDER BY id DESC) AS of_job"
+    "  FROM checkpoints WHERE state = 'good') k"
+    " JOIN cycles c ON c.id = k.cycle_id JOIN jobs j ON j.id = k.job_id"
+    " WHERE k.pinned = 0 AND k.of_job > 2"
+    " AND CASE WHEN c.state = 'done' THEN k.id IS NOT c.checkpoint_id"
+    "  ELSE k.nth > max(2, coalesce(json_extract(j.runtime, '$.keep'), 2)) END"
+    " AND NOT EXISTS (SELECT 1 FROM leases l WHERE l.outcome IS NULL"
+    "  AND l.job_id = k.job_id AND (l.checkpoint_id = k.id"
+    "  OR l.initial_id = k.id)) LIMIT 64)")
+
+/* ---- chunks: checkpoints.db ---- */
+SQL(CHUNK_FIND, "SELECT bytes FROM chunks WHERE sha256 = :sha")
+SQL(CHUNK_ADD, "INSERT INTO chunks(sha256, bytes, data)"
+               " VALUES (:sha, :bytes, :data)")
+SQL(CHUNK_READ, "SELECT data FROM chunks WHERE sha256 = :sha")
+SQL(CHUNK_SCAN, "SELECT id, sha256 FROM chunks WHERE id > :after"
+                " ORDER BY id LIMIT :limit")
+SQL(CHUNK_DROP, "DELETE FROM chunks WHERE sha256 = :sha AND NOT EXISTS"
+                " (SELECT 1 FROM holds h WHERE h.sha256 = :sha)")
+SQL(CHUNK_VACUUM, "PRAGMA incremental_vacuum(512)")
+SQL(HOLD_ADD, "INSERT INTO holds(lease_id, sha256) VALUES (:lease, :sha)")
+SQL(HOLD_NEWEST, "SELECT coalesce(max(seq), 0) FROM holds"
+                 " WHERE lease_id = :lease")
+/* of leases that ended, and what living ones let go of */
+SQL(HOLD_DROP, "DELETE FROM holds WHERE lease_id <= :newest AND NOT EXISTS"
+               " (SELECT 1 FROM json_each(:live) e"
+               "  WHERE json_extract(e.value, '$[0]') = holds.lease_id"
+               "  AND holds.seq > json_extract(e.value, '$[1]'))")
+
+/* ---- lease ---- */
+SQL(LEASE_CYCLE, "SELECT cycle_id FROM leases WHERE id = :id")
+SQL(LEASE_NEWEST, "SELECT coalesce(max(id), 0) FROM leases")
+/* those that live, and those that may come back */
+SQL(LEASE_HOLDERS, "SELECT id, holds_prev FROM leases WHERE outcome IS NULL"
+                   " UNION ALL SELECT l.id, l.holds_prev FROM leases l"
+                   " JOIN cycles c ON c.id = l.cycle_id AND c.token = l.token"
+                   " WHERE c.state IN ('waiting', 'ready')"
+                   " AND l.expired = 1")
+#ifndef LEASE_COLUMNS
+#define LEASE_COLUMNS                                                          \
+    "SELECT l.id, l.job_id, l.cycle_id, l.token, l.worker_id,"                 \
+    " l.checkpoint_id, l.initial_id, l.from_step, l.best_before, l.step,"      \
+    " l.epoch, l.records, l.micro_batches, l.seq, l.saved_id, l.holds_seq,"    \
+    " l.runtime_version, l.threads, l.counted, l.exact_since, l.exact_cycle,"  \
+    " l.exact_why, l.expired, l.outcome, l.stage, l.worker, l.claim, l.device," \
+    " l.fingerprint, l.answer, l.reason, w.pid, w.drain FROM leases l"         \
+    " LEFT JOIN workers w ON w.id = l.worker_id "
+#endif
+SQL(LEASE_LOAD, LEASE_COLUMNS "WHERE l.id = :id")
+SQL(LEASE_BY_CLAIM, LEASE_COLUMNS "WHERE l.claim = :claim")
+SQL(LEASE_OF_WORKER, LEASE_COLUMNS "WHERE l.worker_id = :worker"
+                                   " AND l.outcome IS NULL")
+SQL(LEASE_ADD, "INSERT INTO leases(job_id, cycle_id, token, worker_id, worker,"
+               " claim, device, threads, fingerprint, runtime_version,"
+               " checkpoint_id, initial_id, from_step, best_before, step,"
+               " epoch, records, exact_since, exact_cycle, exact_why,"
+               " started_ms, heard_ms, heard_mono_ms) VALUES (:job, :cycle,"
+               " :token, :worker_id, :worker, :claim, :device, :threads,"
+               " :fingerprint, :runtime_version, :checkpoint, :initial, :from,"
+               " :best, :from, :epoch, :records, :since, :since_cycle, :why,"
+               " :now, :now, :mono)")
+/* priority, then who yielded, then age */
+SQL(CYCLE_CANDIDATES, "SELECT c.id FROM cycles c JOIN jobs j ON j.id = c.job_id"
+                      " WHERE c.state = 'ready' AND j.state = 'queued'"
+                      " ORDER BY j.priority DESC, c.front DESC, c.id"
+                      " LIMIT :limit")
+SQL(CYCLE_LEASE, "UPDATE cycles SET state = 'leased', token = token + 1,"
+                 " front = 0, reason = NULL, step = :step, epoch = :epoch,"
+                 " records_done = :records,"
+                 " started_ms = coalesce(started_ms, :now) WHERE id = :id")
+SQL(CYCLE_COME_BACK, "UPDATE cycles SET state = 'leased', reason = NULL,"
+                     " lost = :lost, no_progress = :no_progress,"
+                     " not_before_ms = NULL WHERE id = :id")
+SQL(CYCLE_REPORT, "UPDATE cycles SET step = :step, epoch = :epoch,"
+                  " records_done = :records, best_step = :best,"
+                  " records_per_s = coalesce(:speed, records_per_s),"
+                  " skipped = coalesce(:skipped, skipped),"
+                  " bad = coalesce(:bad, bad) WHERE id = :id")
+SQL(CYCLE_SAVED, "UPDATE cycles SET saved_step = :saved, best_step = :best,"
+                 " failures = iif(:further, 0, failures),"
+                 " lost = iif(:further, 0, lost),"
+                 " no_progress = iif(:further, 0, no_progress) WHERE id = :id")
+SQL(JOB_LEASED, "UPDATE jobs SET threads = coalesce(threads, :threads),"
+                " exact_since = :since, exact_cycle = :since_cycle,"
+                " exact_why = :why WHERE id = :id")
+SQL(JOB_INEXACT, "UPDATE jobs SET inexact = inexact + :n WHERE id = :id")
+SQL(SNAPSHOT_GET, "SELECT data FROM snapshots WHERE cycle_id = :cycle")
+SQL(LEASE_COME_BACK, "UPDATE leases SET outcome = NULL, ended_ms = NULL,"
+                     " expired = 0, counted = 0, reason = NULL,"
+                     " evidence = NULL WHERE id = :id")
+SQL(LEASE_REPORT, "UPDATE leases SET step = :step, epoch = :epoch,"
+                  " records = :records, micro_batches = :micro_batches,"
+                  " stage = :stage, seq = :seq,"
+                  " peak_allocated = nullif(max(coalesce(peak_allocated, -1),"
+                  "  coalesce(:allocated, -1)), -1),"
+                  " peak_device = nullif(max(coalesce(peak_device, -1),"
+                  "  coalesce(:device, -1)), -1),"
+                  " peak_rss = nullif(max(coalesce(peak_rss, -1),"
+                  "  coalesce(:rss, -1)), -1),"
+                  " heard_ms = :now, heard_mono_ms = :mono WHERE id = :id")
+SQL(LEASE_HEARD, "UPDATE leases SET heard_ms = :now, heard_mono_ms = :mono"
+                 " WHERE id = :id")
+SQL(LEASE_TOLD, "UPDATE leases SET told = :why WHERE id = :id"
+                " AND told IS NOT :why")
+SQL(LEASE_SAVED, "UPDATE leases SET saved_id = :saved, holds_prev = holds_seq,"
+                 " holds_seq = :seq WHERE id = :id")
+SQL(LEASE_END, "UPDATE leases SET outcome = :outcome, reason = :reason,"
+               " detail = coalesce(:detail, told), evidence = :evidence,"
+               " error = :error, answer = :answer, expired = :expired,"
+               " counted = :counted, ended_ms = :now WHERE id = :id")
+SQL(LEASE_LISTENING, "UPDATE leases SET heard_mono_ms = :mono"
+                     " WHERE outcome IS NULL")
+SQL(LEASE_SILENT, "SELECT id FROM leases WHERE outcome IS NULL"
+                  " AND heard_mono_ms < :before ORDER BY id")
+SQL(LEASE_DEAD, "UPDATE leases SET expired = 0 WHERE worker_id = :worker"
+                " AND expired = 1")
+SQL(LEASE_LIST, "SELECT l.id, c.number, l.worker, l.outcome, l.reason,"
+                " l.detail, l.from_step, l.step, l.started_ms, l.ended_ms,"
+                " l.peak_allocated, l.peak_device, l.peak_rss, l.fingerprint,"
+                " l.device, l.threads, l.stage, l.micro_batches,"
+                " l.checkpoint_id, l.error, l.evidence, l.heard_ms"
+                " FROM leases l JOIN cycles c ON c.id = l.cycle_id"
+                " WHERE l.job_id = :job AND l.id > :after ORDER BY l.id"
+                " LIMIT :limit")
