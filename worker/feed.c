@@ -354,7 +354,8 @@ static void *producer_main(void *arg)
             b->n = 0;
             pthread_mutex_unlock(&f->lock);
         }
-        if (!hand_over(f, b) || b->result <= 0)
+        bool end = b->result <= 0; /* b is the trainer's once handed over */
+        if (!hand_over(f, b) || end)
             return NULL;
     }
 }
