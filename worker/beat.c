@@ -285,7 +285,7 @@ static void beat_once(struct beat *b)
     if (r == 0) {
         outbox_drop(&b->box, &parcel);
         obey(b, answer.json);
-    } else if (r == ERR_STALE || r == ERR_NOT_FOUND || r == ERR_CONFLICT) {
+    } else if (r == ERR_STALE || r == ERR_NOT_FOUND) {
         b->order = ORDER_LOST;
     } else if (b->refused) {
         fprintf(stderr, "pawl-worker: heartbeat refused: %s\n", err.text);

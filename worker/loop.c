@@ -55,6 +55,7 @@ struct run {
     int64_t since_save;        /* micro-batches */
     int64_t saved_step;        /* of the newest checkpoint; -1: none */
     char previous[DIGEST_HEX]; /* its manifest's digest, or "" */
+    json_t *unsure;            /* a manifest that was sent, but not answered */
     double save_again;         /* not before */
     int64_t first_step;        /* trained by this lease: steps before it */
 
@@ -70,6 +71,11 @@ static double seconds(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int64_t number(const json_t *o, const char *name)
+{
+    return json_integer_value(json_object_get(o, name));
 }
 
 __attribute__((format(printf, 3, 4))) static void
@@ -155,26 +161,16 @@ static void set_stage(struct run *r, const char *stage)
     beat_progress(r->beat, &r->progress);
 }
 
-/* Send the state and commit its manifest, with `release` (or NULL) in the same
- * transaction. */
-static int commit(struct run *r, json_t *release, struct err *err)
+/* Commit a manifest, with `release` (or NULL) in the same transaction. */
+static int post_manifest(struct run *r, json_t *manifest, json_t *release,
+                         struct err *err)
 {
-    AUTO_JSON json_t *head = manifest_head(r);
-    CLEANUP(json_ptr) json_t *manifest = NULL;
-    if (!head)
-        return err_set(err, ERR_NOMEM, "no memory to save");
-    beat_now(r->beat); /* metrics travel while chunks do */
-    int e = save_state(&r->save, head, &manifest, err);
-    if (e < 0)
-        return e;
-    if (!beat_flush(r->beat, release != NULL, give_up, r))
-        return err_set(err, ERR_NET, "the server takes no metrics");
     AUTO_JSON json_t *body = json_pack(
         "{s:I, s:O}", "token", (json_int_t)r->token, "manifest", manifest);
     if (!body)
         return err_set(err, ERR_NOMEM, "no memory to save");
     if (release) {
-        e = beat_report(r->beat, release, err);
+        int e = beat_report(r->beat, release, err);
         if (e < 0)
             return e;
         json_object_set(body, "release", release);
@@ -184,21 +180,55 @@ static int commit(struct run *r, json_t *release, struct err *err)
     struct request rq = {
         .method = "POST", .path = path, .json = body, .timeout_s = 300};
     CLEANUP(answer_release) struct answer a = {0};
-    e = client_insist(r->client, &rq, &a, give_up, r, err);
+    int e = client_insist(r->client, &rq, &a, give_up, r, err);
     if (release)
         beat_reported(r->beat, e == 0);
+    json_decref(r->unsure);
+    r->unsure = client_retriable(e) ? json_incref(manifest) : NULL;
     if (e < 0)
         return e;
-    r->saved_step = r->progress.step;
-    r->since_save = 0;
     const char *digest = json_string_value(json_object_get(a.json, "digest"));
     snprintf(r->previous, sizeof r->previous, "%s", digest ? digest : "");
+    r->saved_step = number(manifest, "step");
     return 0;
 }
 
+/* A manifest whose answer never came may have been committed, and then the
+ * next one must name it as its predecessor: ask again. */
+static int settle_unsure(struct run *r, struct err *err)
+{
+    if (!r->unsure)
+        return 0;
+    AUTO_JSON json_t *manifest = json_incref(r->unsure);
+    return post_manifest(r, manifest, NULL, err);
+}
+
+/* Send the state and commit its manifest. */
+static int commit(struct run *r, json_t *release, struct err *err)
+{
+    int e = settle_unsure(r, err);
+    if (e < 0)
+        return e;
+    AUTO_JSON json_t *head = manifest_head(r);
+    CLEANUP(json_ptr) json_t *manifest = NULL;
+    if (!head)
+        return err_set(err, ERR_NOMEM, "no memory to save");
+    beat_now(r->beat); /* metrics travel while chunks do */
+    e = save_state(&r->save, head, &manifest, err);
+    if (e < 0)
+        return e;
+    if (!beat_flush(r->beat, release != NULL, give_up, r))
+        return err_set(err, ERR_NET, "the server takes no metrics");
+    e = post_manifest(r, manifest, release, err);
+    if (e == 0)
+        r->since_save = 0;
+    return e;
+}
+
+/* The lease has another owner, or is gone. */
 static bool is_refusal(int e)
 {
-    return e == ERR_STALE || e == ERR_CONFLICT || e == ERR_NOT_FOUND;
+    return e == ERR_STALE || e == ERR_NOT_FOUND;
 }
 
 /* A save on the way. One that cannot get through is due again later: the state
@@ -322,25 +352,14 @@ static int leave_failed(struct run *r, const struct err *why,
 
 /* ---- the runtime policy ---- */
 
-/* What of a policy belongs to the fingerprint changes with it. */
-static void fingerprint_follow(struct run *r, const json_t *runtime)
-{
-    static const char *const keys[] = {"micro_batch", "padding"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        json_t *v = json_object_get(runtime, keys[i]);
-        if (v && json_object_get(r->fingerprint, keys[i]))
-            json_object_set_new(r->fingerprint, keys[i], json_deep_copy(v));
-    }
-}
-
 static void use_policy(struct run *r)
 {
     thresholds_resolve(&r->runtime, r->memory.device, r->sample.recommended,
                        &r->thresholds);
 }
 
-/* A newer policy holds from the next step on; another device or thread count
- * only from the next lease on. */
+/* A newer policy holds from the next step on. One that would change the lease's
+ * fingerprint does not come here: the server asks for a yield instead. */
 static int adopt_policy(struct run *r, struct err *err)
 {
     AUTO_JSON json_t *in = beat_runtime(r->beat);
@@ -353,7 +372,6 @@ static int adopt_policy(struct run *r, struct err *err)
         return e;
     runtime_release(&r->runtime);
     r->runtime = next;
-    fingerprint_follow(r, in);
     use_policy(r);
     say(r, "info", "a new runtime policy holds from step %" PRId64 " on",
         r->progress.step + 1);
@@ -592,11 +610,6 @@ static int train(struct run *r, struct parting *why, struct err *err)
 
 /* ---- from the claim to the first step ---- */
 
-static int64_t number(const json_t *o, const char *name)
-{
-    return json_integer_value(json_object_get(o, name));
-}
-
 static int read_claim(struct run *r, struct err *err)
 {
     const json_t *lease = json_object_get(r->claim, "lease");
@@ -744,6 +757,7 @@ static void run_release(struct run *r)
     runtime_release(&r->runtime);
     spec_release(&r->spec);
     json_decref(r->fingerprint);
+    json_decref(r->unsure);
     json_decref(r->claim);
     client_free(r->client);
 }
