@@ -227,6 +227,7 @@ int main(int argc, char **argv)
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP); /* the terminal went away, and no nohup */
     sigprocmask(SIG_BLOCK, &set, NULL); /* before any thread is made */
     signal(SIGPIPE, SIG_IGN);
     int signals = signalfd(-1, &set, SFD_CLOEXEC);

@@ -610,13 +610,10 @@ int options_parse(int argc, char **argv, char **envp, struct options *ret,
         if (r < 0)
             break;
         snprintf(from.name, sizeof(from.name), "--%s", descs[id].flag);
-        if (!given[id])
+        if (!given[id]) /* of two single values the last one wins */
             clear_many(&o, id);
-        else if (!descs[id].many)
-            r = bad(&from, "given twice");
         given[id] = true;
-        if (r >= 0)
-            r = set_option(&o, id, value, &from);
+        r = set_option(&o, id, value, &from);
     }
     if (r >= 0 && !o.n_listen) {
         struct source from = {.name = "--listen", .err = err};

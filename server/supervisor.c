@@ -40,8 +40,13 @@ struct proc {
     enum role_now role;
     bool adopted;
     int64_t started_ms;
-    int64_t oom_kills; /* the cgroup's counter when it became ours; -1 */
+    char cgroup_events[512]; /* where it counts kills; "": nowhere */
+    int64_t oom_kills;       /* the counter there some seconds ago; -1 */
+    int64_t oom_kills_next, oom_read_ms;
 };
+
+#define OOM_LINES 16
+#define OOM_WATCH_MS 3000
 
 struct supervisor {
     struct server *server;
@@ -49,8 +54,10 @@ struct supervisor {
     int wake_fd;
     pthread_t thread;
     bool started;
-    int kmsg_fd;             /* -1: not readable */
-    char cgroup_events[512]; /* path of memory.events; "" if none */
+    int kmsg_fd; /* -1: not readable */
+    /* the kernel's newest lines of processes killed; several may die at once */
+    char oom_lines[OOM_LINES][400];
+    unsigned n_oom_lines;
 
     pthread_mutex_t mutex; /* for what others read: procs, drained */
     pthread_cond_t gone;
@@ -76,9 +83,12 @@ void death_judge(struct death *d)
         if (d->oom_confirmed)
             snprintf(d->verdict, sizeof(d->verdict),
                      "was killed for memory (confirmed out-of-memory kill)");
+        else if (d->signal == SIGKILL)
+            snprintf(d->verdict, sizeof(d->verdict),
+                     "was killed by signal 9, cause unknown");
         else
             snprintf(d->verdict, sizeof(d->verdict),
-                     "was killed by signal %d (%s), cause unknown", d->signal,
+                     "was killed by signal %d (%s)", d->signal,
                      strsignal(d->signal));
         break;
     case DEATH_EXIT:
@@ -143,22 +153,30 @@ static bool is_zombie(pid_t pid)
     return s && s[1] == ' ' && (s[2] == 'Z' || s[2] == 'X');
 }
 
-/* Where this process's own cgroup (v2), in which its workers live as well,
- * counts its kills. */
-static void find_cgroup(struct supervisor *sup)
+/* The file in which the process's cgroup counts its kills: of the unified
+ * hierarchy, or of the memory controller where that is still apart. */
+static void find_cgroup(pid_t pid, char *out, size_t cap)
 {
-    char text[600];
-    if (read_text("/proc/self/cgroup", text, sizeof(text)) < 0)
+    char path[64], text[4096];
+    *out = '\0';
+    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+    if (read_text(path, text, sizeof(text)) < 0)
         return;
-    char *s = strstr(text, "0::");
-    if (!s)
-        return;
-    s += 3;
-    s[strcspn(s, "\n")] = '\0';
-    snprintf(sup->cgroup_events, sizeof(sup->cgroup_events),
-             "/sys/fs/cgroup%.400s/memory.events", strcmp(s, "/") ? s : "");
-    if (access(sup->cgroup_events, R_OK) < 0)
-        sup->cgroup_events[0] = '\0';
+    for (char *line = text, *next; line && *line; line = next) {
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = '\0';
+        char *at;
+        if (!strncmp(line, "0::/", 4))
+            snprintf(out, cap, "/sys/fs/cgroup%.400s/memory.events",
+                     line[4] ? line + 3 : "");
+        else if ((at = strstr(line, ":memory:/")))
+            snprintf(out, cap, "/sys/fs/cgroup/memory%.400s/memory.oom_control",
+                     at[9] ? at + 8 : "");
+        if (*out && access(out, R_OK) == 0)
+            return;
+        *out = '\0';
+    }
 }
 
 static int64_t read_oom_kills(const char *path)
@@ -172,54 +190,78 @@ static int64_t read_oom_kills(const char *path)
     return -1;
 }
 
-/* What the kernel logged since the last look; a line that names the pid as
- * killed for memory is the best evidence there is. */
-static bool find_kmsg(struct supervisor *sup, pid_t pid, char *out, size_t cap)
+/* Note the counter, so that it can be seen to grow about when the process dies.
+ * Tearing down a large one takes a while, so the figure compared with is some
+ * seconds old. Whoever moves a worker to another cgroup is followed. */
+static void watch_cgroup(struct proc *p)
 {
-    char line[8192], needle[64];
-    bool found = false;
-    snprintf(needle, sizeof(needle), "illed process %d ", (int)pid);
-    if (sup->kmsg_fd < 0)
-        return false;
-    for (int i = 0; i < 100000; i++) {
+    char path[sizeof(p->cgroup_events)];
+    int64_t now = mono_ms();
+    if (p->oom_read_ms && now - p->oom_read_ms < OOM_WATCH_MS)
+        return;
+    p->oom_read_ms = now;
+    find_cgroup(p->pid, path, sizeof(path));
+    int64_t kills = read_oom_kills(path);
+    if (strcmp(path, p->cgroup_events)) {
+        strcpy(p->cgroup_events, path);
+        p->oom_kills_next = kills;
+    }
+    p->oom_kills = p->oom_kills_next;
+    p->oom_kills_next = kills;
+}
+
+/* What the kernel logged since the last look. */
+static void read_kmsg(struct supervisor *sup)
+{
+    char line[8192];
+    for (int i = 0; sup->kmsg_fd >= 0 && i < 100000; i++) {
         ssize_t n = read(sup->kmsg_fd, line, sizeof(line) - 1);
-        if (n < 0 && errno == EPIPE)
+        if (n < 0 && (errno == EPIPE || errno == EINTR))
             continue; /* lines were overwritten */
         if (n <= 0)
-            break;
+            return;
         line[n] = '\0';
         line[strcspn(line, "\n")] = '\0';
         char *text = strchr(line, ';');
-        if (text && strstr(text, needle) &&
+        if (text && strstr(text, "illed process ") &&
             (strstr(text, "emory") || strstr(text, "OOM") ||
-             strstr(text, "oom"))) {
-            snprintf(out, cap, "kernel: %s", text + 1);
-            found = true;
-        }
+             strstr(text, "oom")))
+            snprintf(sup->oom_lines[sup->n_oom_lines++ % OOM_LINES],
+                     sizeof(sup->oom_lines[0]), "%s", text + 1);
     }
-    return found;
+}
+
+/* A line that names the pid as killed for memory is the best evidence. */
+static char *find_oom_line(struct supervisor *sup, pid_t pid)
+{
+    char needle[64];
+    snprintf(needle, sizeof(needle), "illed process %d ", (int)pid);
+    read_kmsg(sup);
+    for (int i = 0; i < OOM_LINES; i++)
+        if (strstr(sup->oom_lines[i], needle))
+            return sup->oom_lines[i];
+    return NULL;
 }
 
 static void gather_evidence(struct supervisor *sup, const struct proc *p,
                             struct death *d)
 {
-    bool by_kill = d->kind == DEATH_UNKNOWN ||
-                   (d->kind == DEATH_SIGNAL && d->signal == SIGKILL);
-    char line[400];
-    bool logged = find_kmsg(sup, p->pid, line, sizeof(line));
-    if (!by_kill)
+    char *line = find_oom_line(sup, p->pid);
+    if (d->kind == DEATH_EXIT ||
+        (d->kind == DEATH_SIGNAL && d->signal != SIGKILL))
         return;
-    if (logged) {
+    if (line) {
         d->oom_confirmed = true;
-        snprintf(d->evidence, sizeof(d->evidence), "%s", line);
+        snprintf(d->evidence, sizeof(d->evidence), "kernel: %s", line);
+        *line = '\0'; /* the pid may come again */
         return;
     }
-    int64_t now = read_oom_kills(sup->cgroup_events);
+    int64_t now = read_oom_kills(p->cgroup_events);
     if (p->oom_kills >= 0 && now > p->oom_kills) {
         d->oom_confirmed = true;
         snprintf(d->evidence, sizeof(d->evidence),
                  "oom_kill in %.300s went from %" PRId64 " to %" PRId64,
-                 sup->cgroup_events, p->oom_kills, now);
+                 p->cgroup_events, p->oom_kills, now);
     }
 }
 
@@ -359,7 +401,6 @@ static int proc_start(struct supervisor *sup, enum role_now role)
             return -1;
         }
     }
-    p->oom_kills = read_oom_kills(sup->cgroup_events);
     pid_t pid = fork();
     if (pid == 0)
         child_exec(sup, argv, pipe_fds[0]);
@@ -378,6 +419,8 @@ static int proc_start(struct supervisor *sup, enum role_now role)
     p->go_fd = pipe_fds[1];
     p->role = role;
     p->started_ms = mono_ms();
+    p->oom_kills = p->oom_kills_next = -1;
+    watch_cgroup(p);
     pthread_mutex_lock(&sup->mutex);
     p->next = sup->procs;
     sup->procs = p;
@@ -409,7 +452,8 @@ static int adopt_one(void *arg, int64_t pid, int64_t started, struct err *err)
     p->go_fd = -1;
     p->adopted = true;
     p->started_ms = mono_ms();
-    p->oom_kills = read_oom_kills(sup->cgroup_events);
+    p->oom_kills = p->oom_kills_next = -1;
+    watch_cgroup(p);
     p->next = sup->procs;
     sup->procs = p;
     return 0;
@@ -654,6 +698,8 @@ static void *supervisor_main(void *arg)
             procs[i] = p;
         }
         int64_t wait = sup->not_before_ms - mono_ms();
+        for (struct proc *p = sup->procs; p; p = p->next)
+            watch_cgroup(p);
         int timeout = draining || wait < 0 ? 1000
                       : wait > 1000        ? 1000
                                            : (int)wait + 1;
@@ -704,7 +750,6 @@ int supervisor_new(struct server *s, struct supervisor **ret, struct err *err)
     sup->kmsg_fd = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (sup->kmsg_fd >= 0)
         lseek(sup->kmsg_fd, 0, SEEK_END);
-    find_cgroup(sup);
     int r = find_program(sup, err);
     if (r >= 0)
         r = lanes_call(s->lanes, LANE_READ, adopt_all, sup, err);

@@ -30,7 +30,7 @@ struct death {
     enum death_kind kind;
     int code, signal; /* one of them, or -1 */
     bool oom_confirmed;
-    char verdict[160];    /* "killed by signal 9, cause unknown" */
+    char verdict[160];    /* "was killed by signal 9, cause unknown" */
     char evidence[512];   /* the kernel's line or the counter; "" if none */
     char last_lines[600]; /* of its stderr; "" if none */
 };
