@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Attention of one record and head: nq queries over nk keys, width w. Rows
  * lie ld_… floats apart. */
 struct attention_one {
@@ -69,9 +73,15 @@ struct kernel_set {
     void (*adamw)(const struct adamw_chunk *c, const struct adamw_rates *r);
 };
 
+/* The best set for this CPU; and all that it can run, ending with NULL. */
 const struct kernel_set *kernels(void);
+const struct kernel_set *const *kernels_all(void);
 
 static inline int attention_stride(int nk)
 {
     return (nk + 7) & ~7;
 }
+
+#ifdef __cplusplus
+}
+#endif
