@@ -130,6 +130,8 @@ static int64_t int_of(const json_t *o, const char *name)
     return json_integer_value(json_object_get(o, name));
 }
 
+static int take(struct stmt *q, struct checkpoint *c, struct err *err);
+
 static int check_chunks(struct store *chunks, const json_t *manifest,
                         struct err *err)
 {
@@ -143,8 +145,9 @@ static int check_chunks(struct store *chunks, const json_t *manifest,
         int64_t bytes, want = left < STATE_CHUNK ? left : STATE_CHUNK;
         snprintf(at, sizeof(at), "/manifest/chunks/%zu", i);
         if (digest_parse(json_string_value(c), sha) < 0)
-            return err_at(err, ERR_INVALID, at, "a chunk is named by its "
-                                                "SHA-256");
+            return err_at(err, ERR_INVALID, at,
+                          "a chunk is named by its "
+                          "SHA-256");
         int r = chunk_size(chunks, sha, &bytes, err);
         if (r < 0)
             return r;
@@ -208,10 +211,9 @@ static int lease_cycle(struct store *st, int64_t lease, int64_t *ret,
     int r = stmt_row(&q, err);
     if (r > 0)
         *ret = col_int(&q, 0);
-    return r > 0 || r < 0
-               ? r
-               : err_set(err, ERR_NOT_FOUND, "there is no lease %" PRId64,
-                         lease);
+    return r > 0 || r < 0 ? r
+                          : err_set(err, ERR_NOT_FOUND,
+                                    "there is no lease %" PRId64, lease);
 }
 
 static int newest_hold(struct store *chunks, int64_t lease, int64_t *ret,
@@ -296,6 +298,28 @@ int checkpoint_prepare(struct store *st, struct store *chunks, int64_t lease,
         r = check_model(chunks, manifest, spec.resolved, err);
     ret->model_checked = r >= 0;
     return r < 0 ? r : 0;
+}
+
+int checkpoint_verify_saved(struct store *st, struct store *chunks,
+                            int64_t lease, struct err *err)
+{
+    CLEANUP(checkpoint_release) struct checkpoint saved = {0};
+    CLEANUP(spec_release) struct spec spec = {0};
+    struct cycle c;
+    int r;
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_SAVED);
+        stmt_int(&q, ":lease", lease);
+        r = take(&q, &saved, err);
+    }
+    if (r <= 0) /* none: the release says so itself */
+        return r;
+    r = cycle_load(st, saved.cycle, &c, err);
+    if (r >= 0)
+        r = cycle_spec(st, &c, &spec, err);
+    if (r < 0)
+        return r;
+    return check_model(chunks, saved.manifest, spec.resolved, err);
 }
 
 static int add_row(struct store *st, const struct checkpoint_of *of,
@@ -462,16 +486,15 @@ static json_t *text_or_null(const struct stmt *q, int i)
 
 static json_t *shown(const struct stmt *q)
 {
-    return json_pack("{sI sI sI sI ss so sI sI ss so sI sI ss sb sI so}", "id",
-                     col_int(q, 0), "job", col_int(q, 1), "cycle",
-                     col_int(q, 2), "lease", col_int(q, 3), "state",
-                     col_text(q, 4), "reason", text_or_null(q, 5), "step",
-                     col_int(q, 6), "epoch", col_int(q, 7), "digest",
-                     col_text(q, 8), "previous", text_or_null(q, 9), "bytes",
-                     col_int(q, 10), "model_bytes", col_int(q, 11),
-                     "model_sha256", col_text(q, 12), "pinned",
-                     (int)col_int(q, 13), "load_deaths", col_int(q, 14),
-                     "created_at", when_json(col_int(q, 15)));
+    return json_pack(
+        "{sI sI sI sI ss so sI sI ss so sI sI ss sb sI so}", "id",
+        col_int(q, 0), "job", col_int(q, 1), "cycle", col_int(q, 2), "lease",
+        col_int(q, 3), "state", col_text(q, 4), "reason", text_or_null(q, 5),
+        "step", col_int(q, 6), "epoch", col_int(q, 7), "digest", col_text(q, 8),
+        "previous", text_or_null(q, 9), "bytes", col_int(q, 10), "model_bytes",
+        col_int(q, 11), "model_sha256", col_text(q, 12), "pinned",
+        (int)col_int(q, 13), "load_deaths", col_int(q, 14), "created_at",
+        when_json(col_int(q, 15)));
 }
 
 int checkpoint_list(struct store *st, int64_t job, int64_t after, int64_t limit,

@@ -235,12 +235,12 @@ static json_t *int_or_null(const struct stmt *q, int i)
 
 static json_t *cycle_json(const struct stmt *q)
 {
-    json_t *j = json_pack("{sI ss ss so sI so so so so}", "number",
-                          col_int(q, 1), "state", col_text(q, 2), "phase",
-                          col_text(q, 3), "reason", text_or_null(q, 4), "step",
-                          col_int(q, 5), "steps", int_or_null(q, 6), "digest",
-                          text_or_null(q, 7), "signature", text_or_null(q, 8),
-                          "model_sha256", text_or_null(q, 9));
+    json_t *j =
+        json_pack("{sI ss ss so sI so so so so}", "number", col_int(q, 1),
+                  "state", col_text(q, 2), "phase", col_text(q, 3), "reason",
+                  text_or_null(q, 4), "step", col_int(q, 5), "steps",
+                  int_or_null(q, 6), "digest", text_or_null(q, 7), "signature",
+                  text_or_null(q, 8), "model_sha256", text_or_null(q, 9));
     json_object_set_new(j, "records", int_or_null(q, 10));
     json_object_set_new(j, "epochs", json_integer(col_int(q, 11)));
     json_object_set_new(j, "checkpoint", int_or_null(q, 12));

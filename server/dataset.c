@@ -15,8 +15,8 @@
 int dataset_name_check(const char *name, const char *what, struct err *err)
 {
     size_t n = strlen(name);
-    bool good =
-        n >= 1 && n <= 128 && isalnum((unsigned char)name[0]) && !strstr(name, "..");
+    bool good = n >= 1 && n <= 128 && isalnum((unsigned char)name[0]) &&
+                !strstr(name, "..");
     for (size_t i = 0; good && i < n; i++)
         good = isalnum((unsigned char)name[i]) || strchr("._-", name[i]);
     if (!good)
@@ -297,7 +297,8 @@ int dataset_delete(struct store *st, const char *dataset, const char *shard,
             return r;
     }
     {
-        CLEANUP(stmt_end) struct stmt q =
+        CLEANUP(stmt_end)
+        struct stmt q =
             stmt_use(st, shard ? SQL_SHARD_DELETE : SQL_DATASET_DELETE);
         stmt_int(&q, ":dataset", id);
         if (shard)
@@ -386,7 +387,8 @@ int dataset_snapshot(struct store *st, const struct data_spec *d,
         if (r < 0)
             return r;
     }
-    while (d->shards_last > 0 && json_array_size(shards) > (size_t)d->shards_last)
+    while (d->shards_last > 0 &&
+           json_array_size(shards) > (size_t)d->shards_last)
         json_array_remove(shards, 0);
     if (json_array_size(shards) == 0)
         return err_at(err, ERR_INVALID,

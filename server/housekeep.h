@@ -1,8 +1,8 @@
 /* housekeep.h - what the server does unasked, about once a second.
  *
- * On the WRITE lane: silent leases expire, back-offs end, checkpoints beyond
- * `keep` go, files of removed shards are unlinked. Then, when chunks may have
- * lost their last checkpoint, READ finds them and CHUNK removes them, a few at
+ * On the WRITE lane: silent leases expire, back-offs end, files of removed
+ * shards are unlinked; less often, checkpoints beyond `keep` go. Then READ
+ * looks for chunks that no checkpoint names, and CHUNK removes them, a few at
  * a time, so that a large sweep delays no save. */
 #pragma once
 #include <stdbool.h>
@@ -11,9 +11,9 @@
 
 struct lanes;
 
-struct housekeep {
-    int64_t swept_mono_ms; /* when a sweep last found nothing to do */
-    bool sweep_more;       /* the last one stopped at its limit */
+struct housekeep { /* all-zero at first */
+    int64_t beats;
+    int64_t chunk_after; /* how far the sweep has looked */
 };
 
 /* Blocks until done; call it from a thread that is no lane's own. */

@@ -38,8 +38,8 @@ int job_load(struct store *st, int64_t id, struct job *ret, struct err *err)
     snprintf(ret->dataset, sizeof(ret->dataset), "%s", col_text(&q, 10));
     if (!ret->spec || !ret->runtime || !ret->labels) {
         job_release(ret);
-        return err_set(err, ERR_DB, "the spec of job %" PRId64
-                                    " cannot be read", id);
+        return err_set(err, ERR_DB,
+                       "the spec of job %" PRId64 " cannot be read", id);
     }
     return 0;
 }
@@ -139,11 +139,11 @@ static int end(struct store *st, int64_t id, const char *state,
         if (n < 0)
             return (int)n;
     }
-    int r = event_add(
-        st,
-        &(struct event){
-            .job = id, .step = -1, .kind = state, .actor = "server"},
-        now_ms, err, "%s", reason ? reason : "all cycles are done");
+    int r =
+        event_add(st,
+                  &(struct event){
+                      .job = id, .step = -1, .kind = state, .actor = "server"},
+                  now_ms, err, "%s", reason ? reason : "all cycles are done");
     if (r < 0)
         return r;
     store_notify(st, NOTIFY_JOB | NOTIFY_QUEUE);
@@ -263,9 +263,9 @@ static int advance(struct store *st, const struct job *j, struct cycle *c,
         *err = cause;
         return r;
     }
-    AUTO_JSON json_t *error = json_pack(
-        "{ss ss ss* sb}", "code", err_word(r), "detail", cause.text, "shard",
-        cause.shard[0] ? cause.shard : NULL, "final", 1);
+    AUTO_JSON json_t *error =
+        json_pack("{ss ss ss* sb}", "code", err_word(r), "detail", cause.text,
+                  "shard", cause.shard[0] ? cause.shard : NULL, "final", 1);
     r = job_fail(st, j->id, cause.text, error, now_ms, err);
     return r < 0 ? r : 1;
 }
@@ -302,8 +302,8 @@ int job_settle(struct store *st, int64_t id, bool strict, int64_t now_ms,
     char why[768] = "";
     if (j.pause)
         snprintf(why, sizeof(why),
-                 "paused by request at step %" PRId64
-                 "; POST /v1/jobs/%" PRId64 "/resume goes on there",
+                 "paused by request at step %" PRId64 "; POST /v1/jobs/%" PRId64
+                 "/resume goes on there",
                  c.step, id);
     else {
         r = cycle_why(st, c.id, why, sizeof(why), err);
@@ -428,12 +428,11 @@ int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
     if (r >= 0)
         r = add_after(st, id, spec->after, err);
     if (r >= 0)
-        r = event_add(st,
-                      &(struct event){.job = id,
-                                      .step = -1,
-                                      .kind = "submitted",
-                                      .actor = "client"},
-                      now_ms, err, "job '%s' was submitted", spec->name);
+        r = event_add(
+            st,
+            &(struct event){
+                .job = id, .step = -1, .kind = "submitted", .actor = "client"},
+            now_ms, err, "job '%s' was submitted", spec->name);
     if (r >= 0)
         r = job_settle(st, id, true, now_ms, err);
     if (r >= 0)
@@ -488,11 +487,11 @@ int job_dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
     r = able_workers(st, spec->runtime.device, now_ms, &workers, err);
     if (r < 0)
         return r;
-    *ret = json_pack("{sO ss sI sI sI ss sO}", "spec", spec->resolved,
-                     "signature", spec->signature, "parameters",
-                     spec_parameters(spec), "records", records, "steps",
-                     spec_steps(spec, records), "data_digest", digest,
-                     "workers", workers);
+    *ret =
+        json_pack("{sO ss sI sI sI ss sO}", "spec", spec->resolved, "signature",
+                  spec->signature, "parameters", spec_parameters(spec),
+                  "records", records, "steps", spec_steps(spec, records),
+                  "data_digest", digest, "workers", workers);
     return 0;
 }
 
@@ -509,25 +508,25 @@ static json_t *int_or_null(const struct stmt *q, int i)
 }
 
 enum { /* of JOB_SHOWN */
-    C_NUMBER = 24,
-    C_STEP,
-    C_STEPS,
-    C_EPOCH,
-    C_RECORDS_DONE,
-    C_RECORDS,
-    C_EPOCHS,
-    C_SPEED,
-    C_STATE,
-    C_FAILURES,
-    C_LOST,
-    C_NO_PROGRESS,
-    C_SKIPPED,
-    C_BAD,
-    L_ID,
-    L_WORKER,
-    L_STAGE,
-    L_STARTED,
-    C_DONE,
+       C_NUMBER = 24,
+       C_STEP,
+       C_STEPS,
+       C_EPOCH,
+       C_RECORDS_DONE,
+       C_RECORDS,
+       C_EPOCHS,
+       C_SPEED,
+       C_STATE,
+       C_FAILURES,
+       C_LOST,
+       C_NO_PROGRESS,
+       C_SKIPPED,
+       C_BAD,
+       L_ID,
+       L_WORKER,
+       L_STAGE,
+       L_STARTED,
+       C_DONE,
 };
 
 static json_t *progress(const struct stmt *q)
@@ -598,11 +597,11 @@ static json_t *job_json(const struct stmt *q, bool whole)
         json_object_set_new(j, "error", col_json(q, 22));
     if (!col_null(q, C_NUMBER)) {
         json_object_set_new(j, "cycle_state", text_or_null(q, C_STATE));
-        json_object_set_new(
-            j, "budgets",
-            json_pack("{sI sI sI}", "failures", col_int(q, C_FAILURES), "lost",
-                      col_int(q, C_LOST), "no_progress",
-                      col_int(q, C_NO_PROGRESS)));
+        json_object_set_new(j, "budgets",
+                            json_pack("{sI sI sI}", "failures",
+                                      col_int(q, C_FAILURES), "lost",
+                                      col_int(q, C_LOST), "no_progress",
+                                      col_int(q, C_NO_PROGRESS)));
         json_object_set_new(
             j, "data",
             json_pack("{sI so}", "skipped", col_int(q, C_SKIPPED), "bad",

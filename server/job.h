@@ -46,7 +46,7 @@ int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
 struct job_filter {
     const char *state, *kind, *q;
     const char *label, *label_value; /* value NULL: any */
-    int64_t before, limit;           /* ids below `before`; 0: from the newest */
+    int64_t before, limit; /* ids below `before`; 0: from the newest */
 };
 int job_list(struct store *st, const struct job_filter *f, json_t **ret,
              struct err *err);

@@ -30,7 +30,7 @@ struct lease {
     int64_t from_step, best_before, step, epoch, records, micro_batches, seq;
     int64_t saved, holds_seq, runtime_version, threads, counted;
     int64_t exact_since, exact_cycle; /* since -1: bit-exact */
-    bool expired, drain;
+    bool expired, drain, local;
     char outcome[12]; /* "": live */
     char stage[12], worker[129], claim[65], device[16], reason[256];
     char exact_why[512];
@@ -76,6 +76,7 @@ static int lease_row(struct stmt *q, struct lease *l, struct err *err)
         .answer = col_json(q, 29),
         .pid = col_int(q, 31),
         .drain = col_int(q, 32) != 0,
+        .local = col_int(q, 33) != 0,
     };
     snprintf(l->exact_why, sizeof(l->exact_why), "%s", col_text(q, 21));
     snprintf(l->outcome, sizeof(l->outcome), "%s", col_text(q, 23));
@@ -160,8 +161,8 @@ static int come_back(struct store *st, struct lease *l, const struct cycle *c,
 {
     int64_t lost = c->lost - ((l->counted & COUNTED_LOST) != 0);
     int64_t idle = c->no_progress - ((l->counted & COUNTED_NO_PROGRESS) != 0);
-    int r = set_leased(st, c->id, lost < 0 ? 0 : lost, idle < 0 ? 0 : idle,
-                       err);
+    int r =
+        set_leased(st, c->id, lost < 0 ? 0 : lost, idle < 0 ? 0 : idle, err);
     if (r < 0)
         return r;
     {
@@ -286,8 +287,7 @@ static int fits(struct store *st, int64_t cycle, const struct worker_claim *w,
     r = find_start(st, &f->c, &f->start, err);
     if (r < 0)
         return r;
-    int64_t threads =
-        json_integer_value(json_object_get(j.runtime, "threads"));
+    int64_t threads = json_integer_value(json_object_get(j.runtime, "threads"));
     f->threads_auto = threads == 0;
     f->threads = threads > 0 ? threads : j.threads > 0 ? j.threads : w->cpus;
     f->runtime_version = j.runtime_version;
@@ -765,10 +765,10 @@ int lease_heartbeat(struct store *st, int64_t id, int64_t token,
     } else if (j.pause) {
         what = "yield";
         reason = why = "pause";
-    } else if (l.drain || shutting_down) {
+    } else if (l.drain || (shutting_down && l.local)) {
         what = "yield";
         reason = "drain";
-        why = shutting_down ? "the server is stopping" : "the worker is drained";
+        why = l.drain ? "the worker is drained" : "the server is stopping";
     } else if (moves) {
         what = "yield";
         reason = "drain";
@@ -779,8 +779,8 @@ int lease_heartbeat(struct store *st, int64_t id, int64_t token,
         if (r < 0)
             return r;
     }
-    AUTO_JSON json_t *a = json_pack("{ss sI}", "do", what, "runtime_version",
-                                    j.runtime_version);
+    AUTO_JSON json_t *a =
+        json_pack("{ss sI}", "do", what, "runtime_version", j.runtime_version);
     if (reason)
         json_object_set_new(a, "reason", json_string(reason));
     if (newer && !moves) /* each time: an answer may have been lost */
@@ -881,8 +881,7 @@ static int check_no_progress(struct store *st, const struct job *j,
 /* After a death while loading: a state that kills whoever loads it twice in a
  * row is set aside. */
 static int blame_loading(struct store *st, const struct lease *l,
-                         const struct cycle *c, int64_t now_ms,
-                         struct err *err)
+                         const struct cycle *c, int64_t now_ms, struct err *err)
 {
     if (!l->checkpoint || strcmp(l->stage, "load"))
         return 0;
@@ -903,8 +902,9 @@ static int blame_loading(struct store *st, const struct lease *l,
                                      .step = l->from_step,
                                      .kind = "quarantined",
                                      .actor = "server"},
-                     now_ms, err, "checkpoint %" PRId64 " (step %" PRId64
-                                  ") is set aside: %s",
+                     now_ms, err,
+                     "checkpoint %" PRId64 " (step %" PRId64
+                     ") is set aside: %s",
                      l->checkpoint, l->from_step, why);
 }
 
@@ -934,8 +934,9 @@ static int lose(struct store *st, struct lease *l, const char *how,
     if (c.saved_step > start.step)
         c.saved_step = start.step; /* a newer one was set aside */
     char what[512], why[768];
-    snprintf(what, sizeof(what), "worker %s %s at step %" PRId64 "%s", l->worker,
-             how, l->step, strcmp(l->stage, "load") ? "" : " while loading");
+    snprintf(what, sizeof(what), "worker %s %s at step %" PRId64 "%s",
+             l->worker, how, l->step,
+             strcmp(l->stage, "load") ? "" : " while loading");
     int64_t wait = backoff_ms(c.lost, c.id ^ now_ms);
     snprintf(why, sizeof(why),
              "worker lost: %s; waits for a worker to go on at step %" PRId64
@@ -1218,8 +1219,8 @@ static int finish(struct store *st, struct lease *l, struct cycle *c,
     if (r < 0)
         return r;
     /* records that were skipped leave fewer steps than were counted */
-    bool fewer = spec.data.bad_records == BAD_SKIP &&
-                 in->report.skipped > 0 && last.step <= c->steps;
+    bool fewer = spec.data.bad_records == BAD_SKIP && in->report.skipped > 0 &&
+                 last.step <= c->steps;
     if (!id || !last.good || (last.step != c->steps && !fewer))
         return err_set(err, ERR_CONFLICT,
                        "a cycle is finished with a checkpoint at its last "
@@ -1314,8 +1315,8 @@ static int quarantine(struct store *st, struct lease *l, struct cycle *c,
     int64_t again = l->from_step - start.step;
     snprintf(why, sizeof(why),
              "checkpoint %" PRId64 " (step %" PRId64
-             ") is set aside: %.400s; goes on from step %" PRId64
-             ", %" PRId64 " steps are repeated",
+             ") is set aside: %.400s; goes on from step %" PRId64 ", %" PRId64
+             " steps are repeated",
              id, l->from_step, text, start.step, again);
     if (c->saved_step > start.step)
         c->saved_step = start.step;
@@ -1427,9 +1428,9 @@ static int fail(struct store *st, struct lease *l, struct cycle *c,
         struct event e = lease_event(l, c, "failed");
         int r = event_add(st, &e, now_ms, err, "worker %s: %.900s", l->worker,
                           text);
-        return r < 0 || j->cancel ? r
-                                  : job_fail(st, l->job, text, in->error_json,
-                                             now_ms, err);
+        return r < 0 || j->cancel
+                   ? r
+                   : job_fail(st, l->job, text, in->error_json, now_ms, err);
     }
     if (in->error.given && !strcmp(in->error.code, "oom") && !j->cancel) {
         int r = split(st, l, c, j, text, now_ms, err);
@@ -1455,8 +1456,8 @@ static int do_release(struct store *st, struct lease *l, struct cycle *c,
         failure_text(in, l, text, sizeof(text));
     AUTO_JSON json_t *answer = json_pack("{ss}", "outcome", word);
     struct ending e = {.outcome = word,
-                       .reason = in->outcome == OUTCOME_FAILED ? text
-                                                               : in->reason,
+                       .reason =
+                           in->outcome == OUTCOME_FAILED ? text : in->reason,
                        .detail = in->detail,
                        .error = in->error_json,
                        .answer = answer};
@@ -1557,16 +1558,17 @@ int lease_list(struct store *st, int64_t job, int64_t after, int64_t limit,
             text_or_null(&q, 5), "from_step", col_int(&q, 6), "to_step",
             col_int(&q, 7), "started_at", when_json(col_int(&q, 8)), "ended_at",
             when_json(col_int(&q, 9)));
-        json_object_set_new(
-            one, "peak",
-            json_pack("{so so so}", "allocated_bytes", int_or_null(&q, 10),
-                      "device_bytes", int_or_null(&q, 11), "rss_bytes",
-                      int_or_null(&q, 12)));
+        json_object_set_new(one, "peak",
+                            json_pack("{so so so}", "allocated_bytes",
+                                      int_or_null(&q, 10), "device_bytes",
+                                      int_or_null(&q, 11), "rss_bytes",
+                                      int_or_null(&q, 12)));
         json_object_set_new(one, "fingerprint", json_or_null(&q, 13));
         json_object_set_new(one, "device", json_string(col_text(&q, 14)));
         json_object_set_new(one, "threads", json_integer(col_int(&q, 15)));
         json_object_set_new(one, "stage", json_string(col_text(&q, 16)));
-        json_object_set_new(one, "micro_batches", json_integer(col_int(&q, 17)));
+        json_object_set_new(one, "micro_batches",
+                            json_integer(col_int(&q, 17)));
         json_object_set_new(one, "checkpoint", int_or_null(&q, 18));
         json_object_set_new(one, "error", json_or_null(&q, 19));
         json_object_set_new(one, "evidence", text_or_null(&q, 20));

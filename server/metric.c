@@ -183,7 +183,8 @@ static json_t *thin(const struct point *p, size_t n, int64_t points)
             if (!(p[i].value <= p[high].value))
                 high = i;
         }
-        size_t first = low < high ? low : high, second = low < high ? high : low;
+        size_t first = low < high ? low : high,
+               second = low < high ? high : low;
         if (s == stretches - 1)
             second = n - 1; /* where it stands now */
         json_array_append_new(out, point_json(&p[first]));
@@ -232,10 +233,9 @@ static int list_series(struct store *st, int64_t job, int64_t cycle,
     int r;
     while ((r = stmt_row(&q, err)) > 0)
         if (wanted(series, col_text(&q, 3)))
-            json_array_append_new(list, json_pack("[IIIs]", col_int(&q, 0),
-                                                  col_int(&q, 1),
-                                                  col_int(&q, 2),
-                                                  col_text(&q, 3)));
+            json_array_append_new(
+                list, json_pack("[IIIs]", col_int(&q, 0), col_int(&q, 1),
+                                col_int(&q, 2), col_text(&q, 3)));
     if (r < 0)
         return r;
     *ret = json_incref(list);
@@ -265,14 +265,29 @@ int metric_series(struct store *st, int64_t job, int64_t cycle,
         r = points_of(st, int_at(s, 0), int_at(s, 2), &p, &n, err);
         if (r < 0)
             return r;
-        json_array_append_new(items,
-                              json_pack("{sI sO sI so}", "cycle", int_at(s, 1),
-                                        "series", json_array_get(s, 3), "count",
-                                        (json_int_t)n, "points",
-                                        thin(p, n, points)));
+        json_array_append_new(
+            items, json_pack("{sI sO sI so}", "cycle", int_at(s, 1), "series",
+                             json_array_get(s, 3), "count", (json_int_t)n,
+                             "points", thin(p, n, points)));
     }
     *ret = json_pack("{sO}", "items", items);
     return 0;
+}
+
+int metric_last(struct store *st, int64_t job, int64_t cycle,
+                const char *series, int64_t *ret_step, double *ret_value,
+                struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_METRIC_LAST);
+    stmt_text(&q, ":series", series);
+    stmt_int(&q, ":job", job);
+    stmt_int(&q, ":cycle", cycle);
+    int r = stmt_row(&q, err);
+    if (r > 0) {
+        *ret_step = col_int(&q, 0);
+        *ret_value = col_null(&q, 1) ? NAN : col_real(&q, 1);
+    }
+    return r;
 }
 
 int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
@@ -355,9 +370,9 @@ int memory_series(struct store *st, int64_t job, int64_t points, json_t **ret,
     for (int64_t i = 0; (r = stmt_row(&q, err)) > 0; i++) {
         if (i % stride && i != n - 1)
             continue;
-        json_t *one = json_pack("{sI so sI}", "lease", col_int(&q, 0), "at",
-                                when_json(col_int(&q, 1)), "step",
-                                col_int(&q, 2));
+        json_t *one =
+            json_pack("{sI so sI}", "lease", col_int(&q, 0), "at",
+                      when_json(col_int(&q, 1)), "step", col_int(&q, 2));
         for (int k = 0; memory_names[k]; k++)
             json_object_set_new(one, memory_names[k],
                                 col_null(&q, 3 + k)

@@ -27,6 +27,10 @@ int metric_archive(struct store *st, int64_t cycle, int64_t step,
 int metric_series(struct store *st, int64_t job, int64_t cycle,
                   const char *series, int64_t points, json_t **ret,
                   struct err *err);
+/* The newest value of a series in a cycle: 1, or 0. */
+int metric_last(struct store *st, int64_t job, int64_t cycle,
+                const char *series, int64_t *ret_step, double *ret_value,
+                struct err *err);
 /* cycle,step,series,value: all of it. */
 int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
                struct buf *ret, struct err *err);

@@ -19,8 +19,8 @@ static int parse_position(const json_t *in, const char *at,
     if (!in)
         return 0;
     struct json_read r;
-    json_read_open(&r, in, at, err, "step", "epoch", "records",
-                   "micro_batches", NULL);
+    json_read_open(&r, in, at, err, "step", "epoch", "records", "micro_batches",
+                   NULL);
     json_read_need(&r, "step");
     ret->step = json_read_int(&r, "step", 0, JSON_INT_MAX, 0);
     ret->epoch = json_read_int(&r, "epoch", 0, JSON_INT_MAX, 0);
@@ -79,9 +79,9 @@ static int check_memory(const json_t *rows, const char *at, struct err *err)
     json_t *row;
     json_array_foreach((json_t *)rows, i, row)
     {
-        static const char *const sizes[] = {"allocated_bytes", "device_bytes",
-                                            "rss_bytes",       "available_bytes",
-                                            "swap_bytes",      "shapes"};
+        static const char *const sizes[] = {
+            "allocated_bytes", "device_bytes", "rss_bytes",
+            "available_bytes", "swap_bytes",   "shapes"};
         char place[JSON_POINTER_MAX];
         json_pointer_index(place, at, i);
         struct json_read r;
@@ -245,9 +245,8 @@ int release_parse(const json_t *body, const char *at, int64_t *ret_token,
     if (in.r < 0)
         return in.r;
     if (ret->outcome == OUTCOME_YIELDED) {
-        static const char *const reasons[] = {"memory", "forecast", "steps",
-                                              "time",   "drain",    "pause",
-                                              NULL};
+        static const char *const reasons[] = {
+            "memory", "forecast", "steps", "time", "drain", "pause", NULL};
         json_read_need(&in, "reason");
         json_read_word(&in, "reason", reasons, 0);
         if (in.r < 0)

@@ -285,6 +285,9 @@ SQL(MEMORY_ALL, "SELECT lease_id, at_ms, step, allocated, device, rss,"
     " JOIN cycles c ON c.id = k.cycle_id "
 #endif
 SQL(CHECKPOINT_LOAD, CHECKPOINT_COLUMNS "WHERE id = :id")
+SQL(CHECKPOINT_SAVED, CHECKPOINT_COLUMNS
+    "WHERE id = (SELECT saved_id FROM leases WHERE id = :lease"
+    " AND outcome IS NULL)")
 SQL(CHECKPOINT_NEWEST, CHECKPOINT_COLUMNS
     "WHERE cycle_id = :cycle AND state = 'good' ORDER BY id DESC LIMIT 1")
 SQL(CHECKPOINT_NEWEST_JOB, CHECKPOINT_COLUMNS
@@ -361,7 +364,8 @@ SQL(LEASE_HOLDERS, "SELECT id, holds_prev FROM leases WHERE outcome IS NULL"
     " l.epoch, l.records, l.micro_batches, l.seq, l.saved_id, l.holds_seq,"    \
     " l.runtime_version, l.threads, l.counted, l.exact_since, l.exact_cycle,"  \
     " l.exact_why, l.expired, l.outcome, l.stage, l.worker, l.claim, l.device," \
-    " l.fingerprint, l.answer, l.reason, w.pid, w.drain FROM leases l"         \
+    " l.fingerprint, l.answer, l.reason, w.pid, w.drain, w.local"               \
+    " FROM leases l"                                                           \
     " LEFT JOIN workers w ON w.id = l.worker_id "
 #endif
 SQL(LEASE_LOAD, LEASE_COLUMNS "WHERE l.id = :id")
@@ -440,3 +444,16 @@ SQL(LEASE_LIST, "SELECT l.id, c.number, l.worker, l.outcome, l.reason,"
                 " FROM leases l JOIN cycles c ON c.id = l.cycle_id"
                 " WHERE l.job_id = :job AND l.id > :after ORDER BY l.id"
                 " LIMIT :limit")
+
+/* ---- idempotency ---- */
+SQL(ONCE_FIND, "SELECT body_digest, status, answer FROM idempotency"
+               " WHERE path = :path AND key = :key")
+SQL(ONCE_KEEP, "INSERT INTO idempotency(path, key, body_digest, status,"
+               " answer, created_ms) VALUES (:path, :key, :digest, :status,"
+               " :answer, :now)")
+SQL(ONCE_PRUNE, "DELETE FROM idempotency WHERE created_ms < :before")
+SQL(METRIC_LAST, "SELECT m.step, m.value FROM metrics m"
+                 " JOIN series s ON s.id = m.series_id WHERE s.name = :series"
+                 " AND m.cycle_id = (SELECT id FROM cycles"
+                 "  WHERE job_id = :job AND number = :cycle)"
+                 " ORDER BY m.step DESC LIMIT 1")

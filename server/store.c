@@ -353,9 +353,9 @@ struct stmt stmt_use(struct store *st, enum sql_id id)
     struct stmt q = {.st = st, .id = id};
     assert(!st->used[id]); /* a noun called itself with its statement open */
     if (!st->stmts[id])
-        q.bad = sqlite3_prepare_v3(st->db, sql_text[id], -1,
-                                   SQLITE_PREPARE_PERSISTENT, &st->stmts[id],
-                                   NULL);
+        q.bad =
+            sqlite3_prepare_v3(st->db, sql_text[id], -1,
+                               SQLITE_PREPARE_PERSISTENT, &st->stmts[id], NULL);
     q.h = st->stmts[id];
     st->used[id] = true;
     return q;
@@ -436,8 +436,8 @@ void stmt_json(struct stmt *q, const char *name, const json_t *v)
     int i = place(q, name);
     if (!i)
         return;
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY |
-                                   JSON_REAL_PRECISION(17));
+    char *text =
+        json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
     bound(q, text ? sqlite3_bind_text(q->h, i, text, -1, free) : SQLITE_NOMEM);
 }
 

@@ -39,7 +39,10 @@ struct txn {
     struct store *st;
     int depth;
 };
-#define TXN_INIT {0}
+#define TXN_INIT                                                               \
+    {                                                                          \
+        0                                                                      \
+    }
 int txn_begin(struct txn *txn, struct store *st, struct err *err);
 int txn_commit(struct txn *txn, struct err *err);
 void txn_end(struct txn *txn); /* rolls back unless committed */
@@ -55,7 +58,8 @@ struct stmt stmt_use(struct store *st, enum sql_id id);
 void stmt_end(struct stmt *q);
 void stmt_int(struct stmt *q, const char *name, int64_t v);
 void stmt_real(struct stmt *q, const char *name, double v);
-void stmt_text(struct stmt *q, const char *name, const char *v); /* NULL: null */
+void stmt_text(struct stmt *q, const char *name,
+               const char *v); /* NULL: null */
 void stmt_blob(struct stmt *q, const char *name, const void *v, size_t len);
 void stmt_null(struct stmt *q, const char *name);
 void stmt_json(struct stmt *q, const char *name, const json_t *v); /* compact */
@@ -75,7 +79,11 @@ int64_t store_last_id(struct store *st); /* rowid of the last insert */
 
 /* What this transaction changed, for those who wait. Bits gather until the
  * outermost commit hands them to the hook (set once, by lane.c). */
-enum notify { NOTIFY_QUEUE = 1, NOTIFY_JOB = 2, NOTIFY_WORKER = 4,
-              NOTIFY_DATASET = 8 };
+enum notify {
+    NOTIFY_QUEUE = 1,
+    NOTIFY_JOB = 2,
+    NOTIFY_WORKER = 4,
+    NOTIFY_DATASET = 8
+};
 void store_notify(struct store *st, unsigned bits);
 unsigned store_take_notices(struct store *st);

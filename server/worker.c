@@ -152,8 +152,8 @@ int worker_find(struct store *st, int64_t pid, int64_t started,
     stmt_text(&q, ":boot", boot);
     int r = stmt_row(&q, err);
     if (r == 0)
-        return err_set(err, ERR_NOT_FOUND, "process %" PRId64
-                                           " never asked for work", pid);
+        return err_set(err, ERR_NOT_FOUND,
+                       "process %" PRId64 " never asked for work", pid);
     if (r > 0)
         *ret_id = col_int(&q, 0);
     return r < 0 ? r : 0;

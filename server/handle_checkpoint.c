@@ -1,0 +1,115 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include "server/checkpoint.h"
+#include "server/cycle.h"
+#include "server/handle.h"
+#include "server/job.h"
+
+int handle_checkpoint_list(struct ctx *ctx, struct request *req,
+                           struct reply *ret, struct err *err)
+{
+    int64_t id, limit, cursor;
+    CLEANUP(job_release) struct job j = {0};
+    json_t *page = NULL;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = page_params(req, &limit, &cursor, err);
+    if (r >= 0)
+        r = job_load(ctx->st, id, &j, err);
+    if (r >= 0)
+        r = checkpoint_list(ctx->st, id, cursor, limit, &page, err);
+    return r < 0 ? r : reply_json(ret, 200, page);
+}
+
+int handle_checkpoint_get(struct ctx *ctx, struct request *req,
+                          struct reply *ret, struct err *err)
+{
+    int64_t id;
+    json_t *out = NULL;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = checkpoint_get(ctx->st, id, &out, err);
+    return r < 0 ? r : reply_json(ret, 200, out);
+}
+
+static int64_t read_body(struct ctx *ctx, void *source, int64_t offset,
+                         char *out, size_t len, struct err *err)
+{
+    return checkpoint_body_read(source, ctx->chunks, offset, out, len, err);
+}
+
+static int reply_checkpoint(struct ctx *ctx, struct reply *ret,
+                            const struct checkpoint *c, bool model,
+                            const char *filename, struct err *err)
+{
+    struct checkpoint_body *body = NULL;
+    int r = checkpoint_body_new(ctx->st, c, model, &body, err);
+    if (r < 0)
+        return r;
+    return reply_body(ret, "application/octet-stream",
+                      model ? c->model_sha256 : c->digest, filename,
+                      checkpoint_body_bytes(body), read_body, body,
+                      checkpoint_body_free);
+}
+
+int handle_checkpoint_state(struct ctx *ctx, struct request *req,
+                            struct reply *ret, struct err *err)
+{
+    int64_t id;
+    CLEANUP(checkpoint_release) struct checkpoint c = {0};
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = checkpoint_load(ctx->st, id, &c, err);
+    if (r < 0)
+        return r;
+    char name[64];
+    snprintf(name, sizeof(name), "checkpoint-%" PRId64 ".safetensors", id);
+    return reply_checkpoint(ctx, ret, &c, false, name, err);
+}
+
+/* The checkpoint that holds a job's model: the one asked for, or the last that
+ * finished a cycle. */
+static int model_of(struct ctx *ctx, struct request *req, int64_t job,
+                    struct checkpoint *ret, struct err *err)
+{
+    int64_t asked;
+    struct cycle c;
+    int r = req_query_int(req, "checkpoint", 1, INT64_MAX, 0, &asked, err);
+    if (r < 0)
+        return r;
+    if (asked) {
+        r = checkpoint_load(ctx->st, asked, ret, err);
+        if (r >= 0 && ret->job != job)
+            return err_set(err, ERR_NOT_FOUND,
+                           "checkpoint %" PRId64 " is not of job %" PRId64,
+                           asked, job);
+        return r;
+    }
+    r = cycle_last_done(ctx->st, job, &c, err);
+    if (r < 0)
+        return r;
+    if (r == 0)
+        return err_set(err, ERR_NOT_FOUND,
+                       "job %" PRId64 " has finished no cycle yet; "
+                       "?checkpoint=ID gives the model of a checkpoint",
+                       job);
+    return checkpoint_load(ctx->st, c.checkpoint, ret, err);
+}
+
+int handle_model(struct ctx *ctx, struct request *req, struct reply *ret,
+                 struct err *err)
+{
+    int64_t id;
+    CLEANUP(job_release) struct job j = {0};
+    CLEANUP(checkpoint_release) struct checkpoint c = {0};
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = job_load(ctx->st, id, &j, err);
+    if (r >= 0)
+        r = model_of(ctx, req, id, &c, err);
+    if (r < 0)
+        return r;
+    char name[64];
+    snprintf(name, sizeof(name), "model-%" PRId64 ".safetensors", id);
+    return reply_checkpoint(ctx, ret, &c, true, name, err);
+}

@@ -1,0 +1,66 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include "server/cycle.h"
+#include "server/handle.h"
+#include "server/job.h"
+
+int handle_cycle_post(struct ctx *ctx, struct request *req, struct reply *ret,
+                      struct err *err)
+{
+    int64_t id, number;
+    bool ended;
+    json_t *cycle = NULL;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0 && req->json)
+        r = need_body(req, err);
+    if (r >= 0)
+        r = handle_once(ctx, req, ret, err);
+    if (r)
+        return r < 0 ? r : 0;
+    r = job_add_cycle(ctx->st, id, req->json, ctx->now_ms, &number, err);
+    if (r >= 0)
+        r = cycle_get(ctx->st, id, number, &cycle, &ended, err);
+    if (r < 0)
+        return r;
+    char at[80];
+    snprintf(at, sizeof(at), "/v1/jobs/%" PRId64 "/cycles/%" PRId64, id,
+             number);
+    reply_header(ret, "Location", at);
+    return reply_once(ctx, req, ret, 201, cycle, err);
+}
+
+int handle_cycle_list(struct ctx *ctx, struct request *req, struct reply *ret,
+                      struct err *err)
+{
+    int64_t id, limit, cursor;
+    CLEANUP(job_release) struct job j = {0};
+    json_t *page = NULL;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = page_params(req, &limit, &cursor, err);
+    if (r >= 0)
+        r = job_load(ctx->st, id, &j, err);
+    if (r >= 0)
+        r = cycle_list(ctx->st, id, cursor, limit, &page, err);
+    return r < 0 ? r : reply_json(ret, 200, page);
+}
+
+int handle_cycle_get(struct ctx *ctx, struct request *req, struct reply *ret,
+                     struct err *err)
+{
+    int64_t id, n, wait;
+    bool ended = false;
+    AUTO_JSON json_t *cycle = NULL;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = req_id(req, "n", &n, err);
+    if (r >= 0)
+        r = wait_param(req, &wait, err);
+    if (r >= 0)
+        r = cycle_get(ctx->st, id, n, &cycle, &ended, err);
+    if (r < 0)
+        return r;
+    if (wait > 0 && !ended && !req->last_wait)
+        return reply_wait(ret, NOTIFY_JOB, req_deadline(req, ctx, wait));
+    return reply_json(ret, 200, json_incref(cycle));
+}

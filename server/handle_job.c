@@ -1,0 +1,366 @@
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "schema/spec.h"
+#include "server/event.h"
+#include "server/handle.h"
+#include "server/job.h"
+#include "server/metric.h"
+#include "server/when.h"
+
+static void free_spec(void *p)
+{
+    spec_release(p);
+    free(p);
+}
+
+int handle_job_prepare(struct ctx *ctx, struct request *req, struct reply *ret,
+                       struct err *err)
+{
+    int r = need_body(req, err);
+    if (r < 0)
+        return r;
+    struct spec *spec = calloc(1, sizeof(*spec));
+    if (!spec)
+        return err_set(err, ERR_NOMEM, "no memory for a spec");
+    r = spec_parse(req->json, spec, err);
+    if (r < 0) {
+        free_spec(spec);
+        return r;
+    }
+    req->prepared = spec;
+    req->prepared_free = free_spec;
+    return 0;
+}
+
+static int reply_job(struct ctx *ctx, struct reply *ret, int64_t id,
+                     struct err *err)
+{
+    json_t *job = NULL;
+    int r = job_get(ctx->st, id, true, &job, err);
+    return r < 0 ? r : reply_json(ret, 200, job);
+}
+
+int handle_job_post(struct ctx *ctx, struct request *req, struct reply *ret,
+                    struct err *err)
+{
+    const struct spec *spec = req->prepared;
+    json_t *out = NULL;
+    int64_t dry, id;
+    int r = req_query_int(req, "dry_run", 0, 1, 0, &dry, err);
+    if (r < 0)
+        return r;
+    if (dry) {
+        r = job_dry_run(ctx->st, spec, ctx->now_ms, &out, err);
+        return r < 0 ? r : reply_json(ret, 200, out);
+    }
+    r = handle_once(ctx, req, ret, err);
+    if (r)
+        return r;
+    r = job_submit(ctx->st, spec, ctx->now_ms, &id, err);
+    if (r >= 0)
+        r = job_get(ctx->st, id, true, &out, err);
+    if (r < 0)
+        return r;
+    char at[48];
+    snprintf(at, sizeof(at), "/v1/jobs/%" PRId64, id);
+    reply_header(ret, "Location", at);
+    return reply_once(ctx, req, ret, 201, out, err);
+}
+
+/* ?label=key or ?label=key=value; `key` takes the copy of the first. */
+static int filter(const struct request *req, struct job_filter *f, char *key,
+                  size_t cap, struct err *err)
+{
+    static const char *const states[] = {"queued", "running",  "paused",
+                                         "failed", "canceled", "completed"};
+    int r = page_params(req, &f->limit, &f->before, err);
+    if (r < 0)
+        return r;
+    f->state = req_query(req, "state");
+    f->kind = req_query(req, "kind");
+    f->q = req_query(req, "q");
+    const char *label = req_query(req, "label");
+    bool known = !f->state;
+    for (int i = 0; f->state && i < 6; i++)
+        known |= !strcmp(f->state, states[i]);
+    if (!known)
+        return err_at(err, ERR_INVALID, "state",
+                      "'state' is one of queued, running, paused, completed, "
+                      "failed, canceled");
+    if (f->kind && strcmp(f->kind, "train") && strcmp(f->kind, "selfplay"))
+        return err_at(err, ERR_INVALID, "kind", "'kind' is train or selfplay");
+    if (label) {
+        const char *eq = strchr(label, '=');
+        snprintf(key, cap, "%.*s", eq ? (int)(eq - label) : (int)strlen(label),
+                 label);
+        f->label = key;
+        f->label_value = eq ? eq + 1 : NULL;
+    }
+    return 0;
+}
+
+int handle_job_list(struct ctx *ctx, struct request *req, struct reply *ret,
+                    struct err *err)
+{
+    struct job_filter f = {0};
+    char key[256];
+    json_t *page = NULL;
+    int r = filter(req, &f, key, sizeof(key), err);
+    if (r >= 0)
+        r = job_list(ctx->st, &f, &page, err);
+    return r < 0 ? r : reply_json(ret, 200, page);
+}
+
+/* ---- ?follow=1 ---- */
+
+#define FOLLOW_EVENTS 100
+#define FOLLOW_EVERY_MS 1000 /* a progress line at most so often */
+
+struct follow {
+    int64_t id, event, step, cycle, printed_mono_ms;
+};
+
+static const char *clock_of(const char *at)
+{
+    return at && strlen(at) > 19 ? at + 11 : "";
+}
+
+static int follow_events(struct ctx *ctx, struct follow *f, struct buf *out,
+                         struct err *err)
+{
+    AUTO_JSON json_t *page = NULL;
+    int r = event_list(ctx->st, f->id, f->event, FOLLOW_EVENTS, &page, err);
+    if (r < 0)
+        return r;
+    size_t i;
+    json_t *e;
+    int bad = 0;
+    json_array_foreach(json_object_get(page, "items"), i, e)
+    {
+        const char *at = json_string_value(json_object_get(e, "at"));
+        f->event = json_integer_value(json_object_get(e, "id"));
+        bad |= buf_addf(out, "%.8s  %s: %s\n", clock_of(at),
+                        json_string_value(json_object_get(e, "kind")),
+                        json_string_value(json_object_get(e, "cause")));
+    }
+    if (bad)
+        return err_set(err, ERR_NOMEM, "no memory for a line");
+    return json_object_get(page, "next") ? 1 : 0;
+}
+
+static int follow_progress(struct ctx *ctx, struct follow *f,
+                           const json_t *progress, struct buf *out,
+                           struct err *err)
+{
+    int64_t step = json_integer_value(json_object_get(progress, "step"));
+    int64_t steps = json_integer_value(json_object_get(progress, "steps"));
+    int64_t cycle = json_integer_value(json_object_get(progress, "cycle"));
+    int64_t cycles = json_integer_value(json_object_get(progress, "cycles"));
+    if ((step == f->step && cycle == f->cycle) || !step)
+        return 0;
+    char when[WHEN_MAX];
+    when_text(ctx->now_ms, when);
+    int bad = buf_addf(out, "%.8s  ", clock_of(when));
+    if (cycles != 1)
+        bad |= buf_addf(out, "cycle %" PRId64 "  ", cycle);
+    bad |= buf_addf(out, "step %" PRId64 "/%" PRId64, step, steps);
+
+    int64_t at;
+    double loss;
+    int r = metric_last(ctx->st, f->id, cycle, "loss", &at, &loss, err);
+    if (r < 0)
+        return r;
+    if (r > 0 && isfinite(loss))
+        bad |= buf_addf(out, "  loss %.4f", loss);
+    const json_t *speed = json_object_get(progress, "records_per_s");
+    const json_t *eta = json_object_get(progress, "eta_s");
+    if (json_is_number(speed))
+        bad |= buf_addf(out, "  %.0f records/s", json_number_value(speed));
+    if (json_is_number(eta)) {
+        int64_t s = (int64_t)ceil(json_number_value(eta));
+        bad |= buf_addf(out, "  ETA %" PRId64 ":%02d:%02d", s / 3600,
+                        (int)(s / 60 % 60), (int)(s % 60));
+    }
+    bad |= buf_adds(out, "\n");
+    f->step = step;
+    f->cycle = cycle;
+    f->printed_mono_ms = ctx->mono_ms;
+    return bad ? err_set(err, ERR_NOMEM, "no memory for a line") : 0;
+}
+
+static int follow_end(const json_t *job, struct buf *out, struct err *err)
+{
+    const char *state = json_string_value(json_object_get(job, "state"));
+    const char *model = json_string_value(json_object_get(job, "model_sha256"));
+    const char *reason = json_string_value(json_object_get(job, "reason"));
+    int bad = buf_addf(out, "job %" PRId64 " %s%s%s%s%s\n",
+                       (int64_t)json_integer_value(json_object_get(job, "id")),
+                       state, model ? "  model " : "", model ? model : "",
+                       reason ? ": " : "", reason ? reason : "");
+    return bad ? err_set(err, ERR_NOMEM, "no memory for a line") : 0;
+}
+
+static int follow_next(struct ctx *ctx, void *source, struct buf *out,
+                       struct err *err)
+{
+    struct follow *f = source;
+    AUTO_JSON json_t *job = NULL;
+    /* the job first: what ended it is among the events read after it */
+    int r = job_get(ctx->st, f->id, false, &job, err);
+    if (r == ERR_NOT_FOUND)
+        return buf_addf(out, "job %" PRId64 " was deleted\n", f->id) ? -1 : 0;
+    if (r < 0)
+        return r;
+    bool ended = !json_is_null(json_object_get(job, "ended_at"));
+    if (ended || ctx->mono_ms - f->printed_mono_ms >= FOLLOW_EVERY_MS) {
+        r = follow_progress(ctx, f, json_object_get(job, "progress"), out, err);
+        if (r < 0)
+            return r;
+    }
+    r = follow_events(ctx, f, out, err);
+    if (r != 0)
+        return r;
+    if (!ended)
+        return 1;
+    r = follow_end(job, out, err);
+    return r < 0 ? r : 0;
+}
+
+static int follow(struct reply *ret, int64_t id, struct err *err)
+{
+    struct follow *f = calloc(1, sizeof(*f));
+    if (!f)
+        return err_set(err, ERR_NOMEM, "no memory to follow a job");
+    f->id = id;
+    return reply_stream(ret, "text/plain; charset=utf-8", NOTIFY_JOB,
+                        follow_next, f, free);
+}
+
+int handle_job_get(struct ctx *ctx, struct request *req, struct reply *ret,
+                   struct err *err)
+{
+    int64_t id, wait, version, follows;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = wait_param(req, &wait, err);
+    if (r >= 0)
+        r = req_query_int(req, "version", 0, INT64_MAX, -1, &version, err);
+    if (r >= 0)
+        r = req_query_int(req, "follow", 0, 1, 0, &follows, err);
+    if (r < 0)
+        return r;
+    AUTO_JSON json_t *job = NULL;
+    r = job_get(ctx->st, id, true, &job, err);
+    if (r < 0)
+        return r;
+    if (follows)
+        return follow(ret, id, err);
+    bool news =
+        version >= 0
+            ? json_integer_value(json_object_get(job, "version")) > version
+            : !json_is_null(json_object_get(job, "ended_at"));
+    if (wait > 0 && !news && !req->last_wait)
+        return reply_wait(ret, NOTIFY_JOB, req_deadline(req, ctx, wait));
+    return reply_json(ret, 200, json_incref(job));
+}
+
+int handle_job_patch(struct ctx *ctx, struct request *req, struct reply *ret,
+                     struct err *err)
+{
+    int64_t id;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = need_body(req, err);
+    if (r >= 0)
+        r = job_patch(ctx->st, id, req->json, ctx->now_ms, err);
+    return r < 0 ? r : reply_job(ctx, ret, id, err);
+}
+
+int handle_job_delete(struct ctx *ctx, struct request *req, struct reply *ret,
+                      struct err *err)
+{
+    int64_t id;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = job_delete(ctx->st, id, err);
+    return r < 0 ? r : reply_empty(ret, 204);
+}
+
+typedef int ask_fn(struct store *st, int64_t id, int64_t now_ms,
+                   struct err *err);
+
+static int ask(struct ctx *ctx, struct request *req, struct reply *ret,
+               ask_fn *fn, struct err *err)
+{
+    int64_t id;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = no_body(req, err);
+    if (r >= 0)
+        r = fn(ctx->st, id, ctx->now_ms, err);
+    return r < 0 ? r : reply_job(ctx, ret, id, err);
+}
+
+int handle_job_pause(struct ctx *ctx, struct request *req, struct reply *ret,
+                     struct err *err)
+{
+    return ask(ctx, req, ret, job_pause, err);
+}
+
+int handle_job_resume(struct ctx *ctx, struct request *req, struct reply *ret,
+                      struct err *err)
+{
+    return ask(ctx, req, ret, job_resume, err);
+}
+
+int handle_job_cancel(struct ctx *ctx, struct request *req, struct reply *ret,
+                      struct err *err)
+{
+    return ask(ctx, req, ret, job_cancel, err);
+}
+
+int handle_job_retry(struct ctx *ctx, struct request *req, struct reply *ret,
+                     struct err *err)
+{
+    return ask(ctx, req, ret, job_retry, err);
+}
+
+int handle_job_complete(struct ctx *ctx, struct request *req, struct reply *ret,
+                        struct err *err)
+{
+    return ask(ctx, req, ret, job_complete, err);
+}
+
+typedef int list_fn(struct store *st, int64_t job, int64_t after, int64_t limit,
+                    json_t **ret, struct err *err);
+
+static int list(struct ctx *ctx, struct request *req, struct reply *ret,
+                list_fn *fn, struct err *err)
+{
+    int64_t id, limit, cursor;
+    CLEANUP(job_release) struct job j = {0};
+    json_t *page = NULL;
+    int r = req_id(req, "id", &id, err);
+    if (r >= 0)
+        r = page_params(req, &limit, &cursor, err);
+    if (r >= 0)
+        r = job_load(ctx->st, id, &j, err);
+    if (r >= 0)
+        r = fn(ctx->st, id, cursor, limit, &page, err);
+    return r < 0 ? r : reply_json(ret, 200, page);
+}
+
+int handle_event_list(struct ctx *ctx, struct request *req, struct reply *ret,
+                      struct err *err)
+{
+    return list(ctx, req, ret, event_list, err);
+}
+
+int handle_log_list(struct ctx *ctx, struct request *req, struct reply *ret,
+                    struct err *err)
+{
+    return list(ctx, req, ret, log_list, err);
+}
