@@ -21,7 +21,7 @@
 static const char help[] =
     "usage: pawl-worker --state DIR [OPTION…]\n"
     "       pawl-worker --server URL [OPTION…]\n"
-    "       pawl-worker predict --model FILE RECORDS\n"
+    "       pawl-worker predict --model FILE [RECORDS]\n"
     "\n"
     "Claim one lease from pawld, train until it is done or a threshold is\n"
     "reached, save, exit. Whatever keeps processes alive starts the next one.\n"
@@ -191,11 +191,13 @@ static int main_predict(int argc, char **argv)
             return 2;
         }
     }
-    if (!model || optind + 1 != argc)
-        return usage_error("predict needs --model FILE and one file of records",
-                           NULL);
+    if (!model && optind < argc)
+        model = argv[optind++];
+    const char *records = optind < argc ? argv[optind++] : "-";
+    if (!model || optind < argc)
+        return usage_error("predict needs a model file and records", NULL);
     struct err err = {0};
-    int r = predict_file(model, argv[optind], stdout, &err);
+    int r = predict_file(model, records, stdout, &err);
     if (r == 0 && fflush(stdout) < 0)
         r = err_set(&err, ERR_IO, "cannot write: %s", strerror(errno));
     return r < 0 ? fail(&err) : 0;
