@@ -42,7 +42,7 @@ static const struct option_desc {
 /* Variables that others read: the worker, scripts, tests. */
 static const char *const foreign[] = {
     "PAWL_MEMORY_PROBE", "PAWL_TOKEN", "PAWL_TOKEN_FILE",
-    "PAWL_SERVER",       "PAWL_URL",
+    "PAWL_SERVER",       "PAWL_TRACE", "PAWL_REEXEC",
 };
 
 static const char help[] =
