@@ -423,7 +423,7 @@ int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
     r = txn_begin(&txn, st, err);
     if (r < 0)
         return r;
-    int64_t id;
+    int64_t id = 0;
     r = insert(st, spec, now_ms, &id, err);
     if (r >= 0)
         r = add_after(st, id, spec->after, err);

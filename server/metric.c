@@ -104,7 +104,7 @@ int metric_add(struct store *st, int64_t cycle, int64_t lease,
         json_t *v;
         json_object_foreach(json_array_get(row, 1), name, v)
         {
-            int64_t series;
+            int64_t series = 0;
             char what[256];
             int r = series_id(st, name, &series, err);
             if (r >= 0)

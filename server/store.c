@@ -374,21 +374,21 @@ void stmt_end(struct stmt *q)
     q->h = NULL;
 }
 
+static void bound(struct stmt *q, int rc)
+{
+    if (rc != SQLITE_OK && !q->bad)
+        q->bad = rc;
+}
+
 static int place(struct stmt *q, const char *name)
 {
     if (!q->h)
         return 0;
     int i = sqlite3_bind_parameter_index(q->h, name);
-    if (!i)
-        fprintf(stderr, "no %s in: %s\n", name, sql_text[q->id]);
     assert(i);
+    if (!i)
+        bound(q, SQLITE_RANGE);
     return i;
-}
-
-static void bound(struct stmt *q, int rc)
-{
-    if (rc != SQLITE_OK && !q->bad)
-        q->bad = rc;
 }
 
 void stmt_int(struct stmt *q, const char *name, int64_t v)
