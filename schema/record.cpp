@@ -101,6 +101,64 @@ const char *scan_number(const char *s, double *ret, bool *ret_integer)
     return p;
 }
 
+// One to seven digits that are all of the `len` bytes at s, without a branch
+// per digit: lengths vary from entry to entry, and mispredictions are what
+// reading small numbers costs. False: look closer.
+inline __attribute__((always_inline)) bool
+few_digits(const char *s, uint32_t len, uint32_t *ret)
+{
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (len - 1 < 4) {
+        uint32_t v;
+        memcpy(&v, s, sizeof v);
+        v = uint32_t(uint64_t(v) << (32 - 8 * len)) |
+            uint32_t(uint64_t(0x30303030) >> (8 * len));
+        uint32_t odd = ((v & 0xf0f0f0f0) ^ 0x30303030) |
+                       (((v + 0x06060606) & 0xf0f0f0f0) ^ 0x30303030);
+        v = (v & 0x0f0f0f0f) * 2561 >> 8;
+        *ret = (v & 0x00ff00ff) * 6553601 >> 16;
+        return !odd;
+    }
+    if (len - 1 > 6)
+        return false;
+    uint64_t v;
+    memcpy(&v, s, sizeof v);
+    v = v << (64 - 8 * len) | 0x3030303030303030 >> (8 * len);
+    uint64_t odd =
+        ((v & 0xf0f0f0f0f0f0f0f0) ^ 0x3030303030303030) |
+        (((v + 0x0606060606060606) & 0xf0f0f0f0f0f0f0f0) ^ 0x3030303030303030);
+    v = (v & 0x0f0f0f0f0f0f0f0f) * 2561 >> 8;
+    v = (v & 0x00ff00ff00ff00ff) * 6553601 >> 16;
+    *ret = uint32_t((v & 0x0000ffff0000ffff) * 42949672960001 >> 32);
+    return !odd;
+#else
+    (void)s, (void)len, (void)ret;
+    return false;
+#endif
+}
+
+// The same for a whole number as JSON has it: no zero in front.
+inline bool small_index(const char *s, uint32_t len, uint32_t *ret)
+{
+    return few_digits(s, len, ret) && ((*s != '0') | (len == 1));
+}
+
+// 0 or 0.d with up to seven digits: what probabilities look like.
+inline bool small_fraction(const char *s, uint32_t len, double *ret)
+{
+    uint32_t v;
+    if (*s != '0')
+        return false;
+    if (len == 1) {
+        *ret = 0;
+        return true;
+    }
+    if (s[1] != '.' || !few_digits(s + 2, len - 2, &v))
+        return false;
+    *ret = double(v) / powers_of_ten[len - 2];
+    return true;
+}
+
 // Where UTF-8 goes wrong; len when it does not.
 size_t bad_utf8(const unsigned char *s, size_t len)
 {
@@ -233,6 +291,7 @@ struct record_decoder {
     int next_entry(const char *field, bool *ret_more);
     int open_list(const char *field, bool *ret_more);
     int read_tokens(int f);
+    bool fast_row(const struct field *f, int32_t *ints);
     int read_rows(int f);
     int read_numbers(int f);
     int read_policy(int f);
@@ -342,8 +401,12 @@ int record_decoder::stage1()
                             simdjson::stage1_mode::regular);
     n_tokens = parser->n_structural_indexes;
     at = 0;
-    if (e == simdjson::SUCCESS)
+    if (e == simdjson::SUCCESS) {
+        // Whoever looks two tokens ahead finds the NUL behind the line.
+        parser->structural_indexes[n_tokens] = uint32_t(len);
+        parser->structural_indexes[n_tokens + 1] = uint32_t(len);
         return 0;
+    }
 
     const auto *bytes = reinterpret_cast<const unsigned char *>(line);
     size_t bad = bad_utf8(bytes, len);
@@ -524,15 +587,43 @@ int record_decoder::read_tokens(int i)
 {
     const struct field *f = &desc->fields[i];
     struct field_values *v = &record.fields[i];
+    int32_t *ints = v->ints;
     bool more;
     int n = 0, r = 0;
     for (r = open_list(f->name, &more); r == 0 && more; n++) {
-        r = read_index({f->name, n}, f->vocab, &v->ints[n]);
+        const uint32_t *t = tokens() + at;
+        uint32_t x;
+        while (small_index(line + t[0], t[1] - t[0], &x) &&
+               x < uint32_t(f->vocab) && line[t[1]] == ',') {
+            ints[n++] = int32_t(x);
+            t += 2;
+        }
+        at = size_t(t - tokens());
+        r = read_index({f->name, n}, f->vocab, &ints[n]);
         if (r == 0)
             r = next_entry(f->name, &more);
     }
     v->rows = n;
     return r;
+}
+
+// The common row: all columns are indices, none is odd. False: nothing has
+// been read.
+bool record_decoder::fast_row(const struct field *f, int32_t *ints)
+{
+    const uint32_t *t = tokens() + at;
+    if (f->n_nums || line[*t++] != '[')
+        return false;
+    for (int c = 0; c < f->n_columns; c++, t += 2) {
+        uint32_t x;
+        if (!small_index(line + t[0], t[1] - t[0], &x) ||
+            x >= uint32_t(f->columns[c].vocab) ||
+            line[t[1]] != (c + 1 < f->n_columns ? ',' : ']'))
+            return false;
+        ints[c] = int32_t(x);
+    }
+    at = size_t(t - tokens());
+    return true;
 }
 
 int record_decoder::read_rows(int i)
@@ -544,6 +635,11 @@ int record_decoder::read_rows(int i)
     bool more;
     int n = 0, r = 0;
     for (r = open_list(f->name, &more); r == 0 && more; n++) {
+        if (fast_row(f, ints)) {
+            ints += f->n_ints;
+            r = next_entry(f->name, &more);
+            continue;
+        }
         if (*peek() != '[')
             return wrong({f->name, n}, peek(), "a row (a list)");
         bool more_columns;
@@ -615,7 +711,15 @@ int record_decoder::read_policy(int i)
     int n = 0, r = 0;
     double sum = 0;
     for (r = open_list(f->name, &more); r == 0 && more; n++) {
+        const uint32_t *t = tokens() + at;
         double x = 0;
+        while (small_fraction(line + t[0], t[1] - t[0], &x) &&
+               line[t[1]] == ',') {
+            scaled[n++] = x;
+            sum += x;
+            t += 2;
+        }
+        at = size_t(t - tokens());
         r = read_number({f->name, n}, &x);
         if (r == 0 && x < 0)
             r = fail(f->name, "%s[%d] is negative (%g)", f->name, n, x);
