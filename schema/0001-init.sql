@@ -84,7 +84,7 @@ CREATE TABLE cycles (
                                          'failed', 'canceled')),
     phase TEXT NOT NULL DEFAULT 'train',
     reason TEXT,
-    spec TEXT CHECK (json_valid(spec)), -- with own data or overrides; or NULL
+    spec TEXT CHECK (spec IS NULL OR json_valid(spec)), -- with own data or overrides; or NULL
     token INTEGER NOT NULL DEFAULT 0,   -- of the newest claim
     step_base INTEGER NOT NULL DEFAULT 0, -- steps of the job's earlier cycles
     initial_id INTEGER, -- checkpoint of the cycle before that this one starts from
@@ -162,7 +162,7 @@ CREATE TABLE leases (
     reason TEXT,
     detail TEXT,
     evidence TEXT,
-    error TEXT CHECK (json_valid(error)),
+    error TEXT CHECK (error IS NULL OR json_valid(error)),
     device TEXT NOT NULL,
     threads INTEGER NOT NULL,
     fingerprint TEXT NOT NULL CHECK (json_valid(fingerprint)),
@@ -297,4 +297,11 @@ CREATE TABLE idempotency (
     answer TEXT NOT NULL,
     created_ms INTEGER NOT NULL,
     PRIMARY KEY (path, key)
+) STRICT, WITHOUT ROWID;
+
+-- Who is logged in to the page: SHA-256 of the cookie's random id.
+CREATE TABLE sessions (
+    hash TEXT PRIMARY KEY,
+    created_ms INTEGER NOT NULL,
+    ends_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;

@@ -103,13 +103,9 @@ static int lease_load(struct store *st, int64_t id, struct lease *ret,
 static int stale(const struct lease *l, struct err *err)
 {
     return err_set(err, ERR_STALE,
-                   "lease %" PRId64 " has ended%s%s%s%s: its cycle is no "
+                   "lease %" PRId64 " has ended (%s%s%.200s): its cycle is no "
                    "longer this worker's",
-                   l->id, l->outcome[0] ? " (" : "", l->outcome,
-                   l->reason[0] ? ": " : "",
-                   l->outcome[0] && l->reason[0] ? l->reason
-                   : l->outcome[0]               ? ")"
-                                                 : "");
+                   l->id, l->outcome, l->reason[0] ? ": " : "", l->reason);
 }
 
 /* Silence ended it, but nobody claimed the cycle since: 1 when it may go on. */
