@@ -72,6 +72,19 @@ static int uuid(char out[37], struct err *err)
     return 0;
 }
 
+/* [{"kind": "cuda"}, {"kind": "cpu"}] */
+static json_t *devices_json(void)
+{
+    AUTO_JSON json_t *kinds = torch_devices();
+    json_t *out = json_array(), *kind;
+    size_t i;
+    json_array_foreach(kinds, i, kind)
+    {
+        json_array_append_new(out, json_pack("{s:O}", "kind", kind));
+    }
+    return out;
+}
+
 json_t *claim_body(const struct worker_options *o, struct err *err)
 {
     char host[256] = "", boot[64], id[37];
@@ -79,7 +92,7 @@ json_t *claim_body(const struct worker_options *o, struct err *err)
     read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
     if (uuid(id, err) < 0)
         return NULL;
-    json_t *devices = torch_devices(), *library = torch_describe();
+    json_t *devices = devices_json(), *library = torch_describe();
     json_t *body = json_pack(
         "{s:{s:s, s:s, s:I, s:I, s:s, s:b, s:o, s:i, s:s, s:o}, s:s, s:i}",
         "worker", "name", o->name ? o->name : host, "host", host, "pid",
