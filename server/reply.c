@@ -5,6 +5,7 @@
 #include <string.h>
 #include <strings.h>
 #include "schema/cleanup.h"
+#include "schema/json_read.h"
 #include "server/text.h"
 
 void reply_clear(struct reply *r)
@@ -44,8 +45,7 @@ int reply_json(struct reply *ret, int status, json_t *body)
         strcpy(ret->type, "text/plain; charset=utf-8");
         return text_render(owned, &ret->bytes) < 0 ? ERR_NOMEM : 0;
     }
-    AUTO_FREE char *s = json_dumps(owned, JSON_COMPACT | JSON_ENCODE_ANY);
-    if (!s || buf_adds(&ret->bytes, s) < 0 || buf_add(&ret->bytes, "\n", 1) < 0)
+    if (json_text(owned, &ret->bytes) < 0 || buf_add(&ret->bytes, "\n", 1) < 0)
         return ERR_NOMEM;
     strcpy(ret->type, "application/json");
     return 0;
