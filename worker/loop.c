@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "schema/cleanup.h"
+#include "schema/json_read.h"
 #include "schema/spec.h"
 #include "schema/state.h"
 #include "schema/wire.h"
@@ -680,10 +681,34 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
     return 0;
 }
 
+/* Both ratios, before the allocator first reads them: one alone may clash with
+ * the default of the other. */
+static int set_watermarks(const struct runtime_policy *p, struct err *err)
+{
+#ifdef __aarch64__
+    bool unified = true;
+#else
+    bool unified = false;
+#endif
+    char text[JSON_REAL_MAX];
+    double high, low;
+    int e = mps_ratios(p->mps.high_watermark_ratio, p->mps.low_watermark_ratio,
+                       unified, "/runtime/mps", &high, &low, err);
+    if (e < 0)
+        return e;
+    json_real_text(high, text);
+    setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", text, 1);
+    json_real_text(low, text);
+    setenv("PYTORCH_MPS_LOW_WATERMARK_RATIO", text, 1);
+    return 0;
+}
+
 static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
 {
     int threads = (int)number(r->claim, "threads");
     int e = read_specs(r, err);
+    if (e == 0 && !strcmp(r->device, "mps"))
+        e = set_watermarks(&r->runtime, err);
     if (e == 0)
         e = memory_init(&r->memory, r->device, err);
     if (e == 0)
