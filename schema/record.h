@@ -35,7 +35,8 @@ void record_decoder_free(struct record_decoder *d);
 
 /* Decode one line (without its newline; a trailing CR is allowed). Bytes after
  * the line need not be readable: the decoder pads. 0, or ERR_DATA with
- * err->field and a sentence; the caller adds shard, line and offset.
+ * err->field ("" where the whole line is to blame) and a sentence; the caller
+ * adds shard, line and offset. Fields longer than desc->max_length are refused.
  * A policy is renormalised to sum 1. */
 int record_decode(struct record_decoder *d, const char *line, size_t len,
                   const struct record **ret, struct err *err);

@@ -4,7 +4,9 @@
  * A submitted spec is resolved once: every default is filled in, every field
  * checked, unknown ones refused. Training semantics (model, record, data,
  * training) are hashed into the resume signature; the runtime policy may
- * change at any time. Both programs parse the same resolved JSON. */
+ * change at any time. Both programs parse the same resolved JSON: integers and
+ * reals written as such, null where the device's default holds. A field that
+ * is null counts as left out. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -150,7 +152,8 @@ int spec_semantics_diff(const json_t *a, const json_t *b, char *ret, size_t cap)
 int64_t spec_steps(const struct spec *s, int64_t records);
 /* Learning rate of optimizer step `step` (0-based) of `steps`: warm-up to lr
  * over warmup_steps (step 0 trains with lr/warmup), then constant, linear or
- * cosine to final_fraction·lr at the last step. A pure function of the step. */
+ * cosine to final_fraction·lr at the last step (a cycle of one step trains with
+ * lr). A pure function of the step. */
 double spec_learning_rate(const struct training_spec *t, int64_t step,
                           int64_t steps);
 /* Trainable parameters of the model, computed, not built. */
