@@ -94,6 +94,8 @@ struct conn {
     int64_t declared, received, drain_until_ms;
     int64_t first_run_ms; /* of the handler, 0: not yet */
 
+    struct conn *fresh_next, **fresh_at; /* headers are still coming */
+
     /* parked */
     struct conn *next, *prev;
     bool parked;
@@ -117,6 +119,7 @@ struct listener {
     int fd;
     bool is_unix;
     char name[320];
+    struct conn *fresh; /* the event thread's own */
 };
 
 struct httpd {
@@ -1155,6 +1158,17 @@ static bool is_workers(const char *path)
     return !strncmp(path, "/v1/leases", 10) || !strcmp(path, "/livez");
 }
 
+static void fresh_drop(struct conn *c)
+{
+    if (!c->fresh_at)
+        return;
+    *c->fresh_at = c->fresh_next;
+    if (c->fresh_next)
+        c->fresh_next->fresh_at = c->fresh_at;
+    c->fresh_next = NULL;
+    c->fresh_at = NULL;
+}
+
 /* Headers are read: refuse, or go on to the body. */
 static enum MHD_Result conn_begin(struct conn *c, struct MHD_Connection *mhd,
                                   const char *method)
@@ -1164,9 +1178,7 @@ static enum MHD_Result conn_begin(struct conn *c, struct MHD_Connection *mhd,
     struct headers in = {0};
     char *segments[SEGMENTS_MAX];
 
-    c->mhd = mhd;
-    c->fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)
-                ->connect_fd;
+    fresh_drop(c);
     snprintf(c->method, sizeof(c->method), "%s", method);
     c->head = !strcmp(method, "HEAD");
     c->req.method = c->method;
@@ -1199,7 +1211,8 @@ static enum MHD_Result conn_begin(struct conn *c, struct MHD_Connection *mhd,
         return refuse(c, &err, 503, false);
     }
     if (guard_host(&in.guard, &h->guard_names, &err) < 0)
-        return refuse(c, &err, reply_status_of(err.code), false);
+        return refuse(c, &err, reply_status_of(err.code),
+                      err.code == ERR_INVALID);
 
     int n = conn_split(c, segments, &err);
     if (n < 0)
@@ -1217,8 +1230,7 @@ static enum MHD_Result conn_begin(struct conn *c, struct MHD_Connection *mhd,
             return refuse(c, &err, 405, false);
         }
     }
-    bool open =
-        found ? c->route->role == ROLE_NONE : strncmp(c->path, "/v1/", 4) != 0;
+    bool open = found && c->route->role == ROLE_NONE;
     if (open ? guard_origin(&in.guard, &err) < 0 : authorize(c, &in, &err) < 0)
         return refuse(c, &err, reply_status_of(err.code), false);
     if (!found) {
@@ -1352,9 +1364,39 @@ static void *on_uri(void *cls, const char *uri, struct MHD_Connection *mhd)
         return NULL;
     c->h = l->h;
     c->listener = l;
+    c->mhd = mhd;
+    c->fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)
+                ->connect_fd;
     c->uri = strdup(uri);
+    c->fresh_next = l->fresh;
+    c->fresh_at = &l->fresh;
+    if (l->fresh)
+        l->fresh->fresh_at = &c->fresh_next;
+    l->fresh = c;
     atomic_fetch_add(&l->h->active, 1);
     return c;
+}
+
+/* libmicrohttpd answers a malformed Content-Length itself, with two heads in a
+ * row (0.9.75), and tells nobody but its log which request that was. Any whose
+ * length is malformed gets our answer first; theirs then finds the socket shut.
+ */
+static void on_log(void *cls, const char *format, va_list ap)
+{
+    struct listener *l = cls;
+    for (struct conn *c = l->fresh, *next; c; c = next) {
+        struct headers in = {0};
+        struct err err;
+        next = c->fresh_next;
+        in.guard.method = "";
+        MHD_get_connection_values(c->mhd, MHD_HEADER_KIND, see_header, &in);
+        if (!in.guard.lengths || guard_framing(&in.guard, &err) == 0)
+            continue;
+        fresh_drop(c);
+        c->reply.req = &c->req;
+        c->req.conn = c;
+        refuse(c, &err, 400, true);
+    }
 }
 
 static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *s)
@@ -1369,6 +1411,7 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     if (!c)
         return;
     *con_cls = NULL;
+    fresh_drop(c);
     reply_clear(&c->reply);
     upload_free(c->req.upload);
     if (c->req.prepared && c->req.prepared_free)
@@ -1555,10 +1598,11 @@ int httpd_start(struct httpd *h, struct err *err)
     for (size_t i = 0; i < h->n_listeners; i++) {
         struct listener *l = &h->listeners[i];
         l->daemon = MHD_start_daemon(
-            MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL,
-            NULL, on_request, l, MHD_OPTION_LISTEN_SOCKET, l->fd,
-            MHD_OPTION_URI_LOG_CALLBACK, on_uri, l,
-            MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
+            MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME |
+                MHD_USE_ERROR_LOG,
+            0, NULL, NULL, on_request, l, MHD_OPTION_EXTERNAL_LOGGER, on_log, l,
+            MHD_OPTION_LISTEN_SOCKET, l->fd, MHD_OPTION_URI_LOG_CALLBACK,
+            on_uri, l, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
             MHD_OPTION_NOTIFY_CONNECTION, on_connection, l,
             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY,
