@@ -1,0 +1,131 @@
+/* Shards, and the snapshot a cycle is trained on. */
+#include "server_fixture.h"
+
+static bool file_exists(struct world *w, const char *rel)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", w->dir, rel);
+    return access(path, F_OK) == 0;
+}
+
+static void the_same_bytes_again_are_fine_others_are_not(void **state)
+{
+    struct world *w = *state;
+    assert_int_equal(try_shard(w, "s", "a.jsonl", "{}\n{}\n"), 1);
+    assert_int_equal(try_shard(w, "s", "a.jsonl", "{}\n{}\n"), 0);
+    assert_int_equal(try_shard(w, "s", "a.jsonl", "{}\n"), ERR_CONFLICT);
+    AUTO_JSON json_t *set = NULL;
+    must(dataset_get(w->st, "s", &set, &w->err));
+    assert_int_equal(int_of(set, "records"), 2);
+    assert_int_equal(int_of(set, "bytes"), 6);
+    assert_true(file_exists(w, "datasets/s/a.jsonl"));
+}
+
+static void names_cannot_leave_the_folder(void **state)
+{
+    struct world *w = *state;
+    static const char *const bad[] = {"",     ".",    "..",  "a/b", "-a",
+                                      "a..b", ".a",   "a b", "é",   "a\\b",
+                                      "_a",   "a\nb", NULL};
+    struct err err;
+    for (int i = 0; bad[i]; i++) {
+        assert_int_equal(dataset_name_check(bad[i], "shard", &err),
+                         ERR_INVALID);
+        assert_int_equal(try_shard(w, bad[i], "a", "{}\n"), ERR_INVALID);
+        assert_int_equal(try_shard(w, "a", bad[i], "{}\n"), ERR_INVALID);
+    }
+    char name[130];
+    memset(name, 'a', 129);
+    name[129] = 0;
+    assert_int_equal(dataset_name_check(name, "shard", &err), ERR_INVALID);
+    name[128] = 0;
+    assert_int_equal(dataset_name_check(name, "shard", &err), 0);
+    assert_int_equal(dataset_name_check("A-1_b.jsonl", "shard", &err), 0);
+}
+
+static int freeze(struct world *w, const char *glob, int last, json_t **ret,
+                  char digest[DIGEST_HEX])
+{
+    int64_t n;
+    struct data_spec d = {.dataset = (char *)"s",
+                          .shards_glob = (char *)glob,
+                          .shards_last = last};
+    return dataset_snapshot(w->st, &d, ret, digest, &n, &w->err);
+}
+
+static void
+a_snapshot_has_shards_in_order_and_a_digest_of_their_bytes(void **state)
+{
+    struct world *w = *state;
+    char one[DIGEST_HEX], two[DIGEST_HEX];
+    must(try_shard(w, "s", "b.jsonl", "{\"b\":1}\n"));
+    must(try_shard(w, "s", "a.jsonl", "{\"a\":1}\n{}\n"));
+    must(try_shard(w, "s", "Z.txt", "{\"z\":1}\n"));
+    AUTO_JSON json_t *all = NULL, *some = NULL, *last = NULL, *again = NULL;
+    must(freeze(w, NULL, 0, &all, one));
+    const json_t *shards = json_object_get(all, "shards");
+    assert_int_equal(json_array_size(shards), 3);
+    assert_string_equal(str_of(json_array_get(shards, 0), "name"), "Z.txt");
+    assert_string_equal(str_of(json_array_get(shards, 1), "name"), "a.jsonl");
+    const json_t *blocks = json_object_get(json_array_get(shards, 1), "blocks");
+    assert_int_equal(json_array_size(blocks), 1);
+    assert_string_equal(str_of(all, "digest"), one);
+    must(freeze(w, "*.jsonl", 0, &some, two));
+    assert_int_equal(json_array_size(json_object_get(some, "shards")), 2);
+    assert_string_not_equal(one, two);
+    must(freeze(w, NULL, 1, &last, two));
+    assert_string_equal(
+        str_of(json_array_get(json_object_get(last, "shards"), 0), "name"),
+        "b.jsonl");
+    must(freeze(w, NULL, 0, &again, two));
+    assert_string_equal(one, two);
+}
+
+static void what_a_job_needs_cannot_be_removed(void **state)
+{
+    struct world *w = *state;
+    put_records(w);
+    must(try_shard(w, "other", "a.jsonl", "{}\n"));
+    int64_t id = submit(w, NULL);
+    must(try_shard(w, "set", "later.jsonl", "{}\n"));
+    assert_int_equal(dataset_delete(w->st, "set", NULL, &w->err), ERR_CONFLICT);
+    assert_int_equal(dataset_delete(w->st, "set", "a.jsonl", &w->err),
+                     ERR_CONFLICT);
+    assert_non_null(strstr(w->err.text, "job 1 "));
+    must(dataset_delete(w->st, "set", "later.jsonl", &w->err));
+    must(dataset_delete(w->st, "other", NULL, &w->err));
+    assert_int_equal(dataset_delete(w->st, "other", NULL, &w->err),
+                     ERR_NOT_FOUND);
+    must(job_cancel(w->st, id, w->now, &w->err));
+    must(dataset_delete(w->st, "set", NULL, &w->err));
+    assert_true(file_exists(w, "datasets/set/a.jsonl"));
+    must(dataset_unlink(w->st, &w->err));
+    assert_false(file_exists(w, "datasets/set"));
+    assert_false(file_exists(w, "datasets/other"));
+}
+
+static void a_name_can_be_used_anew_before_its_old_file_went(void **state)
+{
+    struct world *w = *state;
+    must(try_shard(w, "s", "a.jsonl", "{}\n"));
+    must(dataset_delete(w->st, "s", "a.jsonl", &w->err));
+    assert_int_equal(try_shard(w, "s", "a.jsonl", "{\"new\":1}\n"), 1);
+    must(dataset_unlink(w->st, &w->err));
+    assert_true(file_exists(w, "datasets/s/a.jsonl"));
+    struct shard_file f;
+    must(dataset_shard(w->st, "s", "a.jsonl", &f, &w->err));
+    assert_int_equal(f.bytes, 10);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(the_same_bytes_again_are_fine_others_are_not),
+        TEST(names_cannot_leave_the_folder),
+        TEST(a_snapshot_has_shards_in_order_and_a_digest_of_their_bytes),
+        TEST(what_a_job_needs_cannot_be_removed),
+        TEST(a_name_can_be_used_anew_before_its_old_file_went),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

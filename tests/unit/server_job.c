@@ -1,0 +1,307 @@
+/* A submitted spec on its way to a model. */
+#include "server_fixture.h"
+
+static void a_submission_waits_for_a_worker_with_its_data_frozen(void **state)
+{
+    struct world *w = *state;
+    put_records(w);
+    int64_t id = submit(w, "{\"labels\": {\"team\": \"a\"}}");
+    AUTO_JSON json_t *j = job(w, id);
+    static const char *const fields[] = {
+        "id",       "name",       "kind",     "state",      "reason",
+        "version",  "signature",  "priority", "labels",     "created_at",
+        "progress", "started_at", "exact",    "runtime",    "ended_at",
+        "budgets",  "spec",       "lease",    "parameters", NULL};
+    for (int i = 0; fields[i]; i++)
+        if (!json_object_get(j, fields[i]))
+            fail_msg("no %s", fields[i]);
+    assert_null(json_object_get(j, "model_sha256"));
+    expect_job(w, id, "queued", "waits for a worker");
+    assert_string_equal(str_of(j, "created_at"), "2023-11-14T22:13:20.000Z");
+    const json_t *p = json_object_get(j, "progress");
+    assert_int_equal(int_of(p, "steps"), 6);
+    assert_int_equal(int_of(p, "records_total"), 24);
+
+    /* what comes later belongs to no snapshot that was taken */
+    must(try_shard(w, "set", "b.jsonl", "{\"x\":[1],\"v\":0}\n"));
+    AUTO_JSON json_t *k = job(w, id);
+    assert_int_equal(int_of(json_object_get(k, "progress"), "steps"), 6);
+}
+
+static void unknown_data_and_ids_are_refused_with_their_place(void **state)
+{
+    struct world *w = *state;
+    int64_t id;
+    assert_int_equal(try_submit(w, NULL, &id), ERR_INVALID);
+    assert_string_equal(w->err.pointer, "/data/dataset");
+    put_records(w);
+    assert_int_equal(try_submit(w, "{\"after\": [5]}", &id), ERR_INVALID);
+    assert_string_equal(w->err.pointer, "/after/0");
+    assert_int_equal(
+        try_submit(w, "{\"data\": {\"dataset\": \"set\", \"shards\": \"z*\"}}",
+                   &id),
+        ERR_INVALID);
+    assert_string_equal(w->err.pointer, "/data/shards");
+    AUTO_JSON json_t *page = NULL;
+    struct job_filter f = {.limit = 10};
+    must(job_list(w->st, &f, &page, &w->err));
+    assert_int_equal(json_array_size(json_object_get(page, "items")), 0);
+}
+
+static void an_empty_shard_fails_the_job_by_name(void **state)
+{
+    struct world *w = *state;
+    put_records(w);
+    must(try_shard(w, "set", "b.jsonl", "\n \n"));
+    int64_t id = submit(w, NULL);
+    expect_job(w, id, "failed", "shard b.jsonl is empty");
+    AUTO_JSON json_t *j = job(w, id);
+    assert_string_equal(str_of(json_object_get(j, "error"), "shard"),
+                        "b.jsonl");
+}
+
+static void a_job_comes_after_those_that_completed(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t first = submit(w, NULL);
+    int64_t then = submit(w, "{\"after\": [1], \"priority\": 9}");
+    expect_job(w, then, "queued", "waits for job 1, which is queued");
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, first);
+    must(releases(w, &a, FAILED("data", "true")));
+    expect_job(w, then, "queued", "waits for job 1, which is failed");
+    assert_int_equal(claims(w, &a), 0);
+    assert_int_equal(job_delete(w->st, first, &w->err), ERR_CONFLICT);
+    must(job_retry(w->st, first, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    expect_job(w, then, "queued", "waits for a worker");
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, then);
+}
+
+static void the_next_cycle_starts_from_the_end_of_the_one_before(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t id = submit(w, "{\"cycles\": 2}"), end = 0;
+    assert_int_equal(claims(w, &a), 1);
+    assert_null(json_object_get(a.claim, "initial"));
+    must(saves(w, &a, 6, FINISHED, &end));
+    expect_job(w, id, "queued", NULL);
+    must(try_shard(w, "set", "b.jsonl", "{\"x\":[1],\"v\":0}\n"));
+    assert_int_equal(claims(w, &a), 1);
+    const json_t *from = json_object_get(a.claim, "initial");
+    assert_int_equal(int_of(from, "id"), end);
+    assert_int_equal(int_of(a.claim, "step_base"), 6);
+    assert_int_equal(int_of(a.claim, "steps"), 6); /* frozen as it was ready */
+    must(saves(w, &a, 3, YIELD_STEPS, NULL));
+    assert_int_equal(claims(w, &a), 1);
+    assert_non_null(json_object_get(a.claim, "checkpoint"));
+    must(saves(w, &a, 6, FINISHED, NULL));
+    expect_job(w, id, "completed", NULL);
+}
+
+static void cycles_on_request_wait_run_in_order_and_complete(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    int64_t n;
+    put_records(w);
+    int64_t id = submit(w, "{\"cycles\": 0}");
+    expect_job(w, id, "queued", "waits for POST /v1/jobs/1/cycles");
+    assert_int_equal(claims(w, &a), 0);
+    assert_int_equal(job_complete(w->st, id, w->now, &w->err), ERR_CONFLICT);
+    must(job_add_cycle(w->st, id, NULL, w->now, &n, &w->err));
+    assert_int_equal(n, 1);
+    assert_int_equal(claims(w, &a), 1);
+    must(try_shard(w, "more", "m.jsonl", "{\"x\":[1],\"v\":0}\n"));
+    AUTO_JSON json_t *own = json_of("{\"data\": {\"dataset\": \"more\"},"
+                                    " \"training\": {\"epochs\": 3}}");
+    must(job_add_cycle(w->st, id, own, w->now, &n, &w->err));
+    assert_int_equal(n, 2);
+    AUTO_JSON json_t *bad = json_of("{\"model\": {}}");
+    assert_int_equal(job_add_cycle(w->st, id, bad, w->now, &n, &w->err),
+                     ERR_INVALID);
+    assert_string_equal(w->err.pointer, "/model");
+    must(saves(w, &a, 6, FINISHED, NULL));
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(int_of(a.claim, "steps"), 3);
+    must(saves(w, &a, 3, FINISHED, NULL));
+    expect_job(w, id, "queued", "waits for POST /v1/jobs/1/cycles");
+    must(job_complete(w->st, id, w->now, &w->err));
+    expect_job(w, id, "completed", NULL);
+    must(job_complete(w->st, id, w->now, &w->err)); /* said twice */
+}
+
+static void a_patch_changes_policy_and_refuses_semantics(void **state)
+{
+    struct world *w = *state;
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    static const struct {
+        const char *patch, *pointer;
+    } refused[] = {
+        {"{\"training\": {\"optimizer\": {\"lr\": 0.5}}}",
+         "/training/optimizer/lr"},
+        {"{\"training\": {\"seed\": 3}}", "/training/seed"},
+        {"{\"data\": {\"dataset\": \"other\"}}", "/data/dataset"},
+        {"{\"model\": {\"layers\": 2}}", "/model/layers"},
+        {"{\"name\": \"new\"}", "/name"},
+        {"{\"cycles\": 2}", "/cycles"},
+        {"{\"limits\": {\"lost\": 2}}", "/limits"},
+    };
+    AUTO_FREE char *before = dump(w);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        AUTO_JSON json_t *p = json_of(refused[i].patch);
+        assert_int_equal(job_patch(w->st, id, p, w->now, &w->err),
+                         ERR_CONFLICT);
+        assert_string_equal(w->err.pointer, refused[i].pointer);
+    }
+    AUTO_JSON json_t *odd = json_of("{\"runtime\": {\"speed\": 3}}");
+    assert_int_equal(job_patch(w->st, id, odd, w->now, &w->err), ERR_INVALID);
+    assert_string_equal(w->err.pointer, "/runtime/speed");
+    /* what is the same already may stand in it */
+    AUTO_JSON json_t *same = json_of(
+        "{\"training\": {\"optimizer\": {\"lr\": 0.001}}, \"name\": \"tiny\"}");
+    must(job_patch(w->st, id, same, w->now, &w->err));
+    AUTO_FREE char *after = dump(w);
+    assert_string_equal(before, after);
+
+    AUTO_JSON json_t *fine =
+        json_of("{\"priority\": 4, \"labels\": {\"a\": \"b\"}, \"runtime\":"
+                " {\"restart\": {\"every_micro_batches\": 7}}}");
+    AUTO_JSON json_t *old = job(w, id);
+    must(job_patch(w->st, id, fine, w->now, &w->err));
+    AUTO_JSON json_t *j = job(w, id);
+    assert_int_equal(int_of(j, "priority"), 4);
+    assert_string_equal(str_of(json_object_get(j, "labels"), "a"), "b");
+    assert_int_equal(
+        int_of(json_object_get(json_object_get(j, "runtime"), "restart"),
+               "every_micro_batches"),
+        7);
+    assert_true(int_of(j, "version") > int_of(old, "version"));
+    assert_string_equal(str_of(j, "signature"), str_of(old, "signature"));
+}
+
+static void pause_and_resume_keep_the_place(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    must(job_pause(w->st, id, w->now, &w->err));
+    expect_job(w, id, "paused", "paused by request");
+    must(job_pause(w->st, id, w->now, &w->err));
+    assert_int_equal(events(w, id, "paused", NULL), 1);
+    assert_int_equal(claims(w, &a), 0);
+    must(job_resume(w->st, id, w->now, &w->err));
+    expect_job(w, id, "queued", "waits for a worker");
+    assert_int_equal(claims(w, &a), 1);
+}
+
+static void an_ended_job_is_canceled_retried_or_deleted_as_fits(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    assert_int_equal(job_delete(w->st, id, &w->err), ERR_CONFLICT);
+    assert_int_equal(job_retry(w->st, id, w->now, &w->err), ERR_CONFLICT);
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 2, YIELD_STEPS, NULL));
+    must(job_cancel(w->st, id, w->now, &w->err));
+    expect_job(w, id, "canceled", NULL);
+    must(job_cancel(w->st, id, w->now, &w->err));
+    assert_int_equal(job_pause(w->st, id, w->now, &w->err), ERR_CONFLICT);
+    must(job_retry(w->st, id, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.step, 2);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    assert_int_equal(job_cancel(w->st, id, w->now, &w->err), ERR_CONFLICT);
+    must(job_delete(w->st, id, &w->err));
+    AUTO_JSON json_t *gone = NULL;
+    assert_int_equal(job_get(w->st, id, true, &gone, &w->err), ERR_NOT_FOUND);
+    AUTO_FREE char *all = dump(w);
+    assert_null(strstr(all, "INSERT INTO leases"));
+    assert_null(strstr(all, "INSERT INTO checkpoint"));
+    assert_int_equal(submit(w, NULL), 2); /* ids are never used again */
+}
+
+static void lists_filter_and_page(void **state)
+{
+    struct world *w = *state;
+    put_records(w);
+    for (int i = 0; i < 5; i++)
+        submit(w, i % 2 ? "{\"labels\": {\"team\": \"odd\"}}"
+                        : "{\"name\": \"Even job\"}");
+    must(job_pause(w->st, 3, w->now, &w->err));
+    static const struct {
+        struct job_filter f;
+        int n, first;
+    } table[] = {
+        {{.limit = 10}, 5, 5},
+        {{.limit = 10, .before = 3}, 2, 2},
+        {{.limit = 10, .state = "paused"}, 1, 3},
+        {{.limit = 10, .q = "EVEN"}, 3, 5},
+        {{.limit = 10, .label = "team"}, 2, 4},
+        {{.limit = 10, .label = "team", .label_value = "odd"}, 2, 4},
+        {{.limit = 10, .label = "team", .label_value = "x"}, 0, 0},
+        {{.limit = 10, .kind = "selfplay"}, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        AUTO_JSON json_t *page = NULL;
+        must(job_list(w->st, &table[i].f, &page, &w->err));
+        const json_t *items = json_object_get(page, "items");
+        assert_int_equal(json_array_size(items), table[i].n);
+        assert_null(json_object_get(page, "next"));
+        if (table[i].n)
+            assert_int_equal(int_of(json_array_get(items, 0), "id"),
+                             table[i].first);
+    }
+    struct job_filter two = {.limit = 2};
+    AUTO_JSON json_t *page = NULL;
+    must(job_list(w->st, &two, &page, &w->err));
+    assert_string_equal(str_of(page, "next"), "4");
+}
+
+static void a_dry_run_says_what_it_would_be_and_leaves_nothing(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    assert_int_equal(claims(w, &a), 0);
+    AUTO_FREE char *before = dump(w);
+    AUTO_JSON json_t *in = spec_json(NULL), *out = NULL;
+    CLEANUP(spec_release) struct spec spec = {0};
+    must(spec_parse(in, &spec, &w->err));
+    must(job_dry_run(w->st, &spec, w->now, &out, &w->err));
+    assert_string_equal(str_of(out, "signature"), spec.signature);
+    assert_int_equal(int_of(out, "steps"), 6);
+    assert_true(int_of(out, "parameters") > 0);
+    assert_int_equal(json_array_size(json_object_get(out, "workers")), 1);
+    AUTO_FREE char *after = dump(w);
+    assert_string_equal(before, after);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(a_submission_waits_for_a_worker_with_its_data_frozen),
+        TEST(unknown_data_and_ids_are_refused_with_their_place),
+        TEST(an_empty_shard_fails_the_job_by_name),
+        TEST(a_job_comes_after_those_that_completed),
+        TEST(the_next_cycle_starts_from_the_end_of_the_one_before),
+        TEST(cycles_on_request_wait_run_in_order_and_complete),
+        TEST(a_patch_changes_policy_and_refuses_semantics),
+        TEST(pause_and_resume_keep_the_place),
+        TEST(an_ended_job_is_canceled_retried_or_deleted_as_fits),
+        TEST(lists_filter_and_page),
+        TEST(a_dry_run_says_what_it_would_be_and_leaves_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

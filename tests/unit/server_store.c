@@ -1,0 +1,165 @@
+/* One connection to the state database. */
+#include <fcntl.h>
+#include "server_fixture.h"
+#include "server/assets.h"
+#include "server/once.h"
+
+static void sql(struct world *w, const char *text)
+{
+    char cmd[512];
+    snprintf(cmd, sizeof(cmd), "sqlite3 %s/pawl.db \"%s\" > /dev/null", w->dir,
+             text);
+    assert_int_equal(system(cmd), 0);
+}
+
+static void a_transaction_that_is_not_committed_leaves_nothing(void **state)
+{
+    struct world *w = *state;
+    struct event e = {.step = -1, .kind = "k", .actor = "a"};
+    {
+        CLEANUP(txn_end) struct txn outer = TXN_INIT;
+        must(txn_begin(&outer, w->st, &w->err));
+        must(event_add(w->st, &e, w->now, &w->err, "kept"));
+        {
+            CLEANUP(txn_end) struct txn inner = TXN_INIT;
+            must(txn_begin(&inner, w->st, &w->err));
+            must(event_add(w->st, &e, w->now, &w->err, "dropped"));
+        }
+        {
+            CLEANUP(txn_end) struct txn inner = TXN_INIT;
+            must(txn_begin(&inner, w->st, &w->err));
+            must(event_add(w->st, &e, w->now, &w->err, "kept too"));
+            must(txn_commit(&inner, &w->err));
+        }
+        must(txn_commit(&outer, &w->err));
+    }
+    {
+        CLEANUP(txn_end) struct txn outer = TXN_INIT;
+        must(txn_begin(&outer, w->st, &w->err));
+        must(event_add(w->st, &e, w->now, &w->err, "dropped"));
+    }
+    AUTO_FREE char *all = dump(w);
+    assert_non_null(strstr(all, "'kept'"));
+    assert_non_null(strstr(all, "'kept too'"));
+    assert_null(strstr(all, "dropped"));
+}
+
+static void
+a_reader_sees_only_what_was_committed_and_writes_nothing(void **state)
+{
+    struct world *w = *state;
+    struct store *reader = NULL;
+    put_records(w);
+    must(store_open_reader(w->dir, false, &reader, &w->err));
+    CLEANUP(txn_end) struct txn txn = TXN_INIT;
+    must(txn_begin(&txn, w->st, &w->err));
+    must(dataset_delete(w->st, "set", NULL, &w->err));
+    AUTO_JSON json_t *set = NULL;
+    must(dataset_get(reader, "set", &set, &w->err));
+    must(txn_commit(&txn, &w->err));
+    AUTO_JSON json_t *gone = NULL;
+    assert_int_equal(dataset_get(reader, "set", &gone, &w->err), ERR_NOT_FOUND);
+    assert_true(job_touch(reader, 1, &w->err) < 0);
+    store_close(reader);
+}
+
+static void notices_come_with_the_change(void **state)
+{
+    struct world *w = *state;
+    store_take_notices(w->st);
+    put_records(w);
+    assert_int_equal(store_take_notices(w->st), NOTIFY_DATASET);
+    submit(w, NULL);
+    assert_true(store_take_notices(w->st) & NOTIFY_QUEUE);
+    assert_int_equal(store_take_notices(w->st), 0);
+}
+
+static void both_files_are_as_promised(void **state)
+{
+    struct world *w = *state;
+    char cmd[400];
+    snprintf(cmd, sizeof(cmd),
+             "test \"$(sqlite3 %s/checkpoints.db 'PRAGMA page_size; PRAGMA "
+             "auto_vacuum; PRAGMA journal_mode; PRAGMA user_version' | tr "
+             "'\\n' ' ')\" = '65536 2 wal 1 '",
+             w->dir);
+    assert_int_equal(system(cmd), 0);
+    snprintf(cmd, sizeof(cmd),
+             "test \"$(sqlite3 %s/pawl.db 'PRAGMA journal_mode; PRAGMA "
+             "user_version; PRAGMA foreign_key_check' | tr '\\n' ' ')\" = "
+             "'wal 1 '",
+             w->dir);
+    assert_int_equal(system(cmd), 0);
+}
+
+static void a_newer_database_is_refused_and_left_alone(void **state)
+{
+    struct world *w = *state;
+    world_close(w);
+    sql(w, "PRAGMA user_version = 99");
+    AUTO_FREE char *before = dump(w);
+    assert_int_equal(store_open(w->dir, false, &w->st, &w->err), ERR_CONFLICT);
+    assert_non_null(strstr(w->err.text, "newer pawld"));
+    AUTO_FREE char *after = dump(w);
+    assert_string_equal(before, after);
+    sql(w, "PRAGMA user_version = 1");
+    world_open(w);
+}
+
+static void a_foreign_or_damaged_database_is_refused(void **state)
+{
+    struct world *w = *state;
+    world_close(w);
+    sql(w, "PRAGMA application_id = 5");
+    assert_int_equal(store_open(w->dir, false, &w->st, &w->err), ERR_CONFLICT);
+    sql(w, "PRAGMA application_id = 0x7061776c; PRAGMA wal_checkpoint;");
+    char path[128];
+    snprintf(path, sizeof(path), "%s/pawl.db", w->dir);
+    int fd = open(path, O_RDWR);
+    char junk[4096];
+    memset(junk, 0x5a, sizeof(junk));
+    assert_int_equal(pwrite(fd, junk, sizeof(junk), 8192), sizeof(junk));
+    close(fd);
+    assert_int_equal(store_open(w->dir, false, &w->st, &w->err), ERR_CORRUPT);
+}
+
+static void a_key_gets_its_first_answer_for_good(void **state)
+{
+    struct world *w = *state;
+    AUTO_JSON json_t *body = json_of("{\"a\": 1, \"b\": 2}");
+    AUTO_JSON json_t *same = json_of("{\"b\": 2, \"a\": 1}");
+    AUTO_JSON json_t *other = json_of("{\"a\": 2}");
+    AUTO_JSON json_t *said = NULL, *answer = json_of("{\"id\": 7}");
+    int status = 0;
+    assert_int_equal(once_find(w->st, "/p", "k", body, &status, &said, &w->err),
+                     0);
+    must(once_keep(w->st, "/p", "k", body, 201, answer, w->now, &w->err));
+    assert_int_equal(once_find(w->st, "/p", "k", same, &status, &said, &w->err),
+                     1);
+    assert_int_equal(status, 201);
+    assert_true(json_equal(said, answer));
+    assert_int_equal(
+        once_find(w->st, "/p", "k", other, &status, &said, &w->err),
+        ERR_MISMATCH);
+    AUTO_JSON json_t *none = NULL;
+    assert_int_equal(
+        once_find(w->st, "/q", "k", other, &status, &none, &w->err), 0);
+    must(once_prune(w->st, w->now + 8 * 24 * 3600 * (int64_t)1000, &w->err));
+    assert_int_equal(once_find(w->st, "/p", "k", body, &status, &none, &w->err),
+                     0);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(a_transaction_that_is_not_committed_leaves_nothing),
+        TEST(a_reader_sees_only_what_was_committed_and_writes_nothing),
+        TEST(notices_come_with_the_change),
+        TEST(both_files_are_as_promised),
+        TEST(a_newer_database_is_refused_and_left_alone),
+        TEST(a_foreign_or_damaged_database_is_refused),
+        TEST(a_key_gets_its_first_answer_for_good),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
