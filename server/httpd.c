@@ -605,8 +605,9 @@ static void add_common(struct conn *c, struct MHD_Response *r)
         add_header(r, "Content-Security-Policy",
                    "default-src 'none'; script-src 'self'; style-src 'self'; "
                    "img-src 'self' data:; connect-src 'self'; "
-                   "base-uri 'none'; form-action 'self'; "
-                   "frame-ancestors 'none'");
+                   "base-uri 'none'; form-action 'none'; "
+                   "frame-ancestors 'none'; "
+                   "require-trusted-types-for 'script'");
         add_header(r, "Cross-Origin-Opener-Policy", "same-origin");
     } else {
         add_header(r, "Cache-Control",
