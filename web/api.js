@@ -19,21 +19,18 @@ export class Unreachable extends Error {}
 // Whether the server answers; tells whoever listens for 'change'.
 class Connection extends EventTarget {
   lost = false;
-  seenAt = null;    // when the last answer came
-  triesAgainAt = null;
+  seenAt = null; // when the last answer came
 
   found() {
     this.seenAt = Date.now();
-    this.triesAgainAt = null;
     if (this.lost) {
       this.lost = false;
       this.dispatchEvent(new Event('change'));
     }
   }
 
-  broke(triesAgainAt) {
+  broke() {
     this.lost = true;
-    this.triesAgainAt = triesAgainAt;
     this.dispatchEvent(new Event('change'));
   }
 
@@ -127,17 +124,19 @@ function looked(signal) {
 
 const RETRY_FIRST_MS = 500, RETRY_MAX_MS = 8000;
 
-// Run `round` again and again until the signal aborts. It returns how many ms
-// to rest before the next one. Rounds that find no server, or one that is just
-// starting or stopping (503), are tried again; any other error ends the loop
-// and is thrown.
+// Run `round` again and again until the signal aborts. It is told whether an
+// answer is wanted at once (the first time, and after a break) or may wait for
+// news, and returns how many ms to rest before the next one. Rounds that find no
+// server, or one that is just starting or stopping (503), are tried again; any
+// other error ends the loop and is thrown.
 export async function keepLive(signal, round) {
-  let delay = RETRY_FIRST_MS;
+  let delay = RETRY_FIRST_MS, atOnce = true;
   while (!signal.aborted) {
     await looked(signal);
     try {
-      const rest = await round();
+      const rest = await round(atOnce);
       delay = RETRY_FIRST_MS;
+      atOnce = false;
       if (rest > 0)
         await pause(rest, signal);
     } catch (error) {
@@ -145,7 +144,8 @@ export async function keepLive(signal, round) {
         return;
       if (!(error instanceof Unreachable) && error.status !== 503)
         throw error;
-      connection.broke(Date.now() + delay);
+      atOnce = true;
+      connection.broke();
       await pause(delay, signal);
       delay = Math.min(delay * 2, RETRY_MAX_MS);
     }

@@ -108,9 +108,9 @@ export async function jobView(main, { id, query, signal, keep, announce }) {
 
   let version = null, state = null;
   try {
-    await keepLive(signal, async () => {
+    await keepLive(signal, async atOnce => {
       const job = await get(withQuery(`/v1/jobs/${id}`,
-        version === null ? {} : { wait: WAIT_S, version }),
+        atOnce ? {} : { wait: WAIT_S, version }),
       { waits: WAIT_S, signal });
       const [steps, { items }] = await Promise.all([
         stepsOf(job, signal),
