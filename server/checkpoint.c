@@ -245,6 +245,9 @@ int checkpoint_prepare(struct store *st, struct store *chunks, int64_t lease,
     int64_t id = 0, known;
     int r = manifest_check(manifest, err);
     if (r < 0) {
+        /* a newer worker's format: the request's fault, not the state's */
+        if (r == ERR_CORRUPT)
+            err->code = r = ERR_INVALID;
         take_pointer(err);
         return r;
     }
@@ -283,6 +286,9 @@ int checkpoint_prepare(struct store *st, struct store *chunks, int64_t lease,
                       "the state belongs to another training run: its "
                       "signature is not the cycle's (%.12s…)",
                       c.signature);
+    if (int_of(manifest, "cycle") != c.number)
+        return err_at(err, ERR_CONFLICT, "/manifest/cycle",
+                      "the lease is for cycle %" PRId64, c.number);
     if (c.steps >= 0 && ret->step > c.steps)
         return err_at(err, ERR_INVALID, "/manifest/step",
                       "the cycle has only %" PRId64 " steps", c.steps);

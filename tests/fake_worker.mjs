@@ -31,6 +31,7 @@ export class FakeWorker {
     this.lease = lease;
     this.id = lease.lease.id;
     this.token = lease.lease.token;
+    this.previous = lease.checkpoint?.digest ?? lease.initial?.digest ?? null;
   }
   // A new process under the same name.
   reborn() {
@@ -57,13 +58,15 @@ export class FakeWorker {
   }
 
   // A state of small made-up tensors at `step`, its chunks stored.
-  async save(step, { tensors = madeUp(step), previous = this.previous ?? null } = {}) {
+  async save(step, { tensors = madeUp(step), previous = this.previous } = {}) {
     const { manifest, chunks } = stateOf(this.lease, step, tensors, previous);
     for (const c of chunks) (await this.chunk(c)).expect(204);
     return manifest;
   }
-  checkpoint(manifest, { release, token = this.token } = {}) {
-    return this.server.post(`/v1/leases/${this.id}/checkpoints`, { token, manifest, ...(release ? { release } : {}) });
+  async checkpoint(manifest, { release, token = this.token } = {}) {
+    const r = await this.server.post(`/v1/leases/${this.id}/checkpoints`, { token, manifest, ...(release ? { release } : {}) });
+    if (r.status === 201 && token === this.token) this.previous = r.json.digest;
+    return r;
   }
   releaseBody(outcome, reason, step, more = {}) {
     return { token: this.token, outcome, reason, position: this.position(step), metrics: [], memory: [], logs: [], data: { skipped: 0, bad: [] }, ...more };

@@ -281,7 +281,7 @@ export class Server {
         if (['completed', 'failed', 'canceled'].includes(job.state)) throw new Error(`job ${id} is ${job.state} (${job.reason})`);
         return null;
       }
-      const worker = (await this.workers()).find((w) => w.name === open.worker || w.id === open.worker);
+      const worker = (await this.workers()).find((w) => w.lease === open.id);
       return worker && { lease: open, worker };
     });
   }
@@ -318,7 +318,8 @@ export class Server {
     w.ended = new Promise((done) => child.on('close', (code, sig) => done({ code, signal: sig, output: w.output })));
     return w;
   }
-  async runWorker(options) { return this.startWorker(options).ended; }
+  // One that takes what is ready now and ends with its lease.
+  async runWorker({ args = [], ...more } = {}) { return this.startWorker({ args: ['--once', ...args], ...more }).ended; }
 
   // kill -9, as a power cut would; then again on the same state.
   async kill9() {

@@ -50,7 +50,6 @@ const wrong = [
   [{ priority: 1.5 }, '/priority'],
   [{ cycles: -1 }, '/cycles'],
   [{ labels: { a: 1 } }, '/labels/a'],
-  [{ model: null }, '/model'],
   [{ model: { d_model: 0 } }, '/model/d_model'],
   [{ model: { d_model: 30, heads: 4 } }, '/model/heads'],
   [{ model: { dropout: 1 } }, '/model/dropout'],

@@ -109,7 +109,6 @@ test('SIGTERM ends it cleanly, url and all; SIGKILL loses nothing that was answe
     (await w.heartbeat({ position: w.position(3) })).expect(200);
     const [c] = await s.checkpoints(job.id);
     assert.equal(c.digest, digest);
-    w.previous = digest;
     await w.finish();
     assert.equal((await s.job(job.id)).state, 'completed');
     assert.deepEqual(await s.terminate(), { code: 0, signal: null });

@@ -1,7 +1,7 @@
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { FakeWorker, madeUp } from '../fake_worker.mjs';
-import { Server, jsonl, sha256, tiny, tinyShard, tinySpec } from '../harness.mjs';
+import { Server, jsonl, sha256, tiny, tinyShard, tinySpec, until } from '../harness.mjs';
 
 let s;
 before(async () => {
@@ -78,7 +78,6 @@ test('yield, resume at the checkpoint, finish: the leases tell the story', async
   assert.ok(next.token > w.token);
   assert.equal(next.lease.checkpoint.digest, r.digest);
   assert.deepEqual(next.lease.checkpoint.manifest.chunks, m.chunks);
-  next.previous = r.digest;
   const f = await next.finish();
   assert.equal(f.status, 201);
   const leases = await s.leases(job.id);
@@ -119,12 +118,12 @@ test('a stale token is refused everywhere, and nothing changes', async () => {
   const stale = [
     () => w.heartbeat({ position: w.position(3), metrics: [[3, { loss: 9 }]], logs: [{ at_ms: Date.now(), level: 'info', text: 'late' }] }),
     () => w.checkpoint({ ...m2, step: 3 }),
-    () => w.checkpoint(m2, { release: w.releaseBody('finished', 'late', 5) }),
+    () => w.checkpoint({ ...m2, step: 5 }, { release: w.releaseBody('finished', 'late', 5) }),
     () => w.release('failed', 'late', 3, { error: { code: 'torch', detail: 'late', final: true } }),
     () => w.chunk(Buffer.from('late')),
   ];
   for (const call of stale) (await call()).problem(409);
-  for (const token of [b.token + 1, b.token - 1, 0, -1])
+  for (const token of [b.token + 1, b.token - 1, 0])
     (await s.post(`/v1/leases/${b.id}/heartbeat`, { token, stage: 'train', position: b.position(4), seq: 99, metrics: [], memory: [], logs: [], data: { skipped: 0, bad: [] } })).problem(409);
   assert.equal(await snapshot(), was);
   await b.finish();
@@ -160,7 +159,7 @@ test('a manifest whose chunks are missing, or that is not whole, makes no checkp
   ];
   for (const b of bad) {
     const r = await w.checkpoint(b);
-    assert.ok([400, 409, 500].includes(r.status) && r.status !== 500, `${r.status} ${r.text}`);
+    assert.ok([400, 409].includes(r.status), `${JSON.stringify(b).slice(0, 300)}: ${r.status} ${r.text}`);
   }
   assert.deepEqual(await s.checkpoints(job.id), []);
   (await w.release('finished', 'no checkpoint', 5)).problem(409); // not without the last step
@@ -240,26 +239,13 @@ test('steps trained again must give the same losses; the server says when they d
   (await b.claim({ wait: 10 })).expect(201);
   (await b.heartbeat({ position: b.position(3), metrics: [[2, { loss: 2 }], [3, { loss: 1.0000001 }]] })).expect(200);
   await b.finish();
-  const events = await eventsOf(job.id);
-  const inexact = events.filter((e) => e.type === 'inexact' || e.kind === 'inexact');
+  const events = (await s.get(`/v1/jobs/${job.id}/events?limit=1000`)).expect(200).json.items;
+  const inexact = events.filter((e) => e.kind === 'inexact');
   assert.equal(inexact.length, 1, JSON.stringify(events));
-  assert.match(JSON.stringify(inexact[0]), /\b3\b/);
+  assert.match(inexact[0].cause, /\b3\b/);
   // Rows past the resume point are archived, not mixed in.
   assert.equal((await s.values(job.id, 'loss')).length, 3);
 });
-
-// Server-Sent Events up to the job's end, or what there is.
-async function eventsOf(id) {
-  const out = [];
-  let type;
-  for await (const line of s.lines(`/v1/jobs/${id}/events`, { Accept: 'text/event-stream', 'Last-Event-ID': '0' })) {
-    if (line.startsWith('event:')) type = line.slice(6).trim();
-    if (line.startsWith('data:')) out.push({ type, ...JSON.parse(line.slice(5)) });
-    if (out.some((e) => /completed|finished/.test(JSON.stringify(e)))) break;
-    if (line.startsWith(':') && out.length) break;
-  }
-  return out;
-}
 
 test('failures have a budget; a final error uses none', async () => {
   const { job, w } = await claimed({ limits: { failures: 2 } });
@@ -295,7 +281,7 @@ test('leases without progress stop the job with the reason', async () => {
     if ((await b.claim({ wait: 3 })).status !== 201) break;
     (await b.release('yielded', 'memory', 0)).expect(200);
   }
-  assert.match((await s.failed(job.id)).reason, /progress/);
+  assert.match((await s.failed(job.id)).reason, /3 leases .* no further than step 0/);
 });
 
 test('a yielded job goes before those of its priority, priority before age', async () => {
@@ -346,13 +332,15 @@ test('another fingerprint moves the job to order-exact from that step, or is ref
 test('keep: older checkpoints go, the newest stay and can be read', async () => {
   const { job, w } = await claimed({ runtime: { keep: 2 } });
   for (const step of [1, 2, 3, 4]) {
-    const r = (await w.checkpoint(await w.save(step))).expect(201).json;
-    w.previous = r.digest;
+    (await w.checkpoint(await w.save(step))).expect(201);
   }
   await w.finish();
-  const steps = (await s.checkpoints(job.id)).map((c) => c.step).sort((a, b) => a - b);
-  assert.deepEqual(steps.slice(-2), [4, 5]);
-  assert.ok(steps.length <= 3, steps.join());
+  await until('the older ones to go', async () => {
+    const steps = (await s.checkpoints(job.id)).map((c) => c.step).sort((a, b) => a - b);
+    assert.deepEqual(steps.slice(-2), [4, 5]);
+    return steps.length === 2;
+  });
+  (await s.get(`/v1/jobs/${job.id}/model`)).expect(200);
 });
 
 test('a claim with a mistake is a 400 at its field', async () => {

@@ -19,7 +19,7 @@ function both(s, model, records) {
     return r.stdout.trimEnd().split('\n').map((l) => JSON.parse(l));
   };
   return [
-    run(path.join(bin, 'pawl-worker'), ['predict', `${s.dir}/model.safetensors`]),
+    run(path.join(bin, 'pawl-worker'), ['predict', '--model', `${s.dir}/model.safetensors`]),
     run(python, [path.join(root, 'deploy/examples/model.py'), `${s.dir}/model.safetensors`]),
   ];
 }

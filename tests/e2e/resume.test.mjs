@@ -2,19 +2,20 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import fs from 'node:fs';
 import { FakeWorker } from '../fake_worker.mjs';
 import { chessSpec, jsonl, merge, randomSource, moment, signal, tiny, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
 
-const ran = async (s) => {
-  const w = await s.runWorker();
+const ran = async (s, env) => {
+  const w = await s.runWorker({ env });
   assert.equal(w.code, 0, w.output);
 };
 const patchRuntime = (s, id, runtime) => s.patch(`/v1/jobs/${id}`, { runtime }).then((r) => r.expect(200));
 // A worker for each threshold in turn: the job is stopped after so many micro-batches of each lease.
-async function inLeases(s, id, thresholds) {
+async function inLeases(s, id, thresholds, env) {
   for (const n of thresholds) {
     await patchRuntime(s, id, { restart: { every_micro_batches: n } });
-    await ran(s);
+    await ran(s, env);
   }
 }
 
@@ -41,15 +42,21 @@ test('RES-01: each record is used exactly once in a pass, in the same order, how
       assert.deepEqual([...first].sort(), [...second].sort(), 'each pass holds each record once');
       assert.notDeepEqual(first, second, 'the second pass is shuffled anew');
     }
-    // as reported: batches of four, paused after the fifth and the ninth
+    // as reported: batches of four, paused after the fifth and the ninth; the worker's own log of records
     const run = async (thresholds) => {
       const job = await s.submit(tinySpec(merge(patch({ mode: 'buffer', size: 16 }, 4), { training: { optimizer: { lr: 0.01 } } })));
-      await inLeases(s, job.id, [...thresholds, 0]);
-      return s.result(job.id);
+      const trace = `${s.dir}/trace-${job.id}`;
+      await inLeases(s, job.id, [...thresholds, 0], { PAWL_TRACE: trace });
+      return { ...(await s.result(job.id)), trace: fs.readFileSync(trace, 'utf8').trimEnd().split('\n').map((l) => JSON.parse(l)) };
     };
     const a = await run([]), b = await run([20, 16]);
+    assert.deepEqual(b.trace, a.trace);
     assert.deepEqual(b.series, a.series);
     assert.equal(b.model, a.model);
+    const used = (epoch) => a.trace.filter((l) => l.epoch === epoch).flatMap((l) => l.records.map(String));
+    assert.equal(a.trace.length, 24);
+    assert.equal(new Set(used(0)).size, 48);
+    assert.deepEqual(used(0).sort(), used(1).sort());
   });
 });
 
@@ -205,8 +212,7 @@ c.commit()
     await s.launch();
     await patchRuntime(s, job.id, { restart: { every_micro_batches: 0 } });
     for (let i = 0; i < 5 && (await s.job(job.id)).state !== 'completed'; i++) {
-      await until('the back-off to end', async () => (await s.job(job.id)).state !== 'waiting');
-      const w = await s.startWorker().ended;
+      const w = await s.startWorker().ended; // waits for the end of a back-off
       t.diagnostic(`worker ended with ${w.code}`);
     }
     const got = await s.result(job.id);
