@@ -1,6 +1,7 @@
 #include "worker/adamw.h"
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <torch/version.h>
 #include <algorithm>
 #include <cmath>
@@ -61,7 +62,7 @@ void AdamW::step(Tensors &parameters, const struct training_spec &training,
     steps++;
     const double correction1 = 1 - std::pow(o.beta1, (double)steps);
     const double correction2 = 1 - std::pow(o.beta2, (double)steps);
-    at::NoGradGuard no_grad;
+    c10::NoGradGuard no_grad;
 
     if (parameters.begin()->second.device().is_cpu()) {
         const struct adamw_rates rates = {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/version.h>
 #include <atomic>
@@ -237,7 +238,7 @@ int trainer_predict(struct trainer *t, const struct batch *b, float *policy,
         return r;
     return guard(err, [&]() -> int {
         const struct record_desc &record = t->spec->record;
-        at::NoGradGuard no_grad;
+        c10::NoGradGuard no_grad;
         Pass pass;
         pass.batch = b;
         pass.packed = t->packed;
@@ -363,7 +364,7 @@ int trainer_load(struct trainer *t, const char *name, const char *dtype,
                            "in the model",
                            name, dtype, got.c_str(), want.c_str());
         }
-        at::NoGradGuard no_grad;
+        c10::NoGradGuard no_grad;
         if (to.device().is_cpu()) {
             memcpy(to.data_ptr<float>(), data, bytes);
         } else {
