@@ -101,8 +101,8 @@ void death_judge(struct death *d)
                      "was killed for memory (confirmed out-of-memory kill)");
         else
             snprintf(d->verdict, sizeof(d->verdict),
-                     "is gone; an earlier server had started it, so its exit "
-                     "status is not known");
+                     "is gone, exit status not known (an earlier server had "
+                     "started it)");
         break;
     }
 }
