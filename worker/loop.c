@@ -555,6 +555,8 @@ static int boundary(struct run *r, bool last, struct parting *why,
     enum yield_reason reached = thresholds_check(
         &r->thresholds, &r->sample, &r->use, why->detail, sizeof why->detail);
     keep_sample(r, first || last || reached != YIELD_NONE || e < 0);
+    if (first)
+        beat_now(r->beat);
     if (e < 0)
         return e;
     struct parting asked = {0};
@@ -736,6 +738,7 @@ static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
     keep_sample(r, true);
     use_policy(r);
     set_stage(r, "first_step");
+    beat_now(r->beat); /* what was asked during the load counts at once */
     say(r, "info",
         "job %" PRId64 ", cycle %" PRId64 ": from step %" PRId64 " of %" PRId64
         " on %s, %d thread%s",
