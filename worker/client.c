@@ -326,8 +326,11 @@ static int perform(struct client *c, const struct request *rq, const void *body,
         return t.r;
     if (e != CURLE_OK) {
         c->stale = true;
-        return err_set(err, ERR_NET, "%s %s%s: %s", rq->method, c->url,
-                       rq->path, *why ? why : curl_easy_strerror(e));
+        long status = 0; /* of an answer that broke off in its body */
+        curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &status);
+        bool cut = rq->on_bytes && status >= 200 && status < 300;
+        return err_set(err, cut ? ERR_IO : ERR_NET, "%s %s%s: %s", rq->method,
+                       c->url, rq->path, *why ? why : curl_easy_strerror(e));
     }
     curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &ret->status);
     return 0;

@@ -51,7 +51,8 @@ struct answer {
 void answer_release(struct answer *a);
 
 /* One attempt. 0: the server answered 2xx; ERR_NET: it cannot be reached, or
- * the connection broke; else the code of its refusal, its sentence in *err. */
+ * the connection broke (ERR_IO when that was within bytes for on_bytes); else
+ * the code of its refusal, its sentence in *err. */
 int client_try(struct client *c, const struct request *rq, struct answer *ret,
                struct err *err);
 

@@ -353,7 +353,7 @@ static int load_once(struct client *c, const char *path, struct receiver *in,
         r = receive_verified(in, NULL, 0, err);
     if (r == 0 &&
         (in->at != in->bytes || in->tensor_no != json_array_size(in->tensors)))
-        return err_set(err, ERR_NET,
+        return err_set(err, ERR_IO,
                        "the state ended after %" PRId64 " of %" PRId64 " bytes",
                        in->at, in->bytes);
     return r;
@@ -384,10 +384,9 @@ int load_state(struct client *c, int64_t id, const json_t *manifest,
         r = load_once(c, path, &in, err);
         if (!client_retriable(r))
             break;
-        /* a server that is away is waited for; one that breaks off in the
-         * middle again and again has lost a chunk */
-        bool cut = in.length_have > 0 || r == ERR_IO;
-        if (!cut)
+        /* a server that is away is waited for; one that answers, but breaks
+         * off again and again, has lost a chunk */
+        if (r != ERR_IO)
             tries = 0;
         if (tries >= LOAD_TRIES || give_up(arg))
             break;
@@ -398,8 +397,7 @@ int load_state(struct client *c, int64_t id, const json_t *manifest,
     buf_release(&in.tensor);
     if (r == 0)
         return trainer_load_end(t, err);
-    if (r == ERR_IO || r == ERR_NOT_FOUND ||
-        (r == ERR_NET && in.length_have > 0)) {
+    if (r == ERR_IO || r == ERR_NOT_FOUND) {
         char why[sizeof err->text];
         snprintf(why, sizeof why, "%s", err->text);
         return err_set(err, ERR_CORRUPT,
