@@ -56,7 +56,7 @@ int checkpoint_prepare(struct store *st, struct store *chunks, int64_t lease,
                        int64_t token, const json_t *manifest, bool finishing,
                        struct checkpoint_in *ret, struct err *err);
 
-/* The same check of the model for what a lease saved last. */
+/* The same check of the model for what a lease saved last, or started from. */
 int checkpoint_verify_saved(struct store *st, struct store *chunks,
                             int64_t lease, struct err *err);
 

@@ -26,8 +26,8 @@ struct spec;
 
 struct cycle {
     int64_t id, job, number, token, step_base;
-    int64_t initial;  /* checkpoint; 0: none */
-    int64_t records;  /* of an epoch */
+    int64_t initial;       /* checkpoint; 0: none */
+    int64_t records;       /* of an epoch */
     int64_t epochs, steps; /* steps -1: not frozen yet */
     int64_t step, saved_step, best_step;
     int64_t failures, lost, no_progress;

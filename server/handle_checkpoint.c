@@ -69,14 +69,11 @@ int handle_checkpoint_state(struct ctx *ctx, struct request *req,
 
 /* The checkpoint that holds a job's model: the one asked for, or the last that
  * finished a cycle. */
-static int model_of(struct ctx *ctx, struct request *req, int64_t job,
+static int model_of(struct ctx *ctx, int64_t job, int64_t asked,
                     struct checkpoint *ret, struct err *err)
 {
-    int64_t asked;
     struct cycle c;
-    int r = req_query_int(req, "checkpoint", 1, INT64_MAX, 0, &asked, err);
-    if (r < 0)
-        return r;
+    int r;
     if (asked) {
         r = checkpoint_load(ctx->st, asked, ret, err);
         if (r >= 0 && ret->job != job)
@@ -99,14 +96,16 @@ static int model_of(struct ctx *ctx, struct request *req, int64_t job,
 int handle_model(struct ctx *ctx, struct request *req, struct reply *ret,
                  struct err *err)
 {
-    int64_t id;
+    int64_t id, asked;
     CLEANUP(job_release) struct job j = {0};
     CLEANUP(checkpoint_release) struct checkpoint c = {0};
     int r = req_id(req, "id", &id, err);
     if (r >= 0)
+        r = req_query_int(req, "checkpoint", 1, INT64_MAX, 0, &asked, err);
+    if (r >= 0)
         r = job_load(ctx->st, id, &j, err);
     if (r >= 0)
-        r = model_of(ctx, req, id, &c, err);
+        r = model_of(ctx, id, asked, &c, err);
     if (r < 0)
         return r;
     char name[64];

@@ -21,9 +21,9 @@ int handle_metrics(struct ctx *ctx, struct request *req, struct reply *ret,
 {
     int64_t id, points, cycle;
     const char *series = req_query(req, "series");
-    int r = job_of(ctx, req, &id, &points, err);
+    int r = req_query_int(req, "cycle", 0, INT64_MAX, 0, &cycle, err);
     if (r >= 0)
-        r = req_query_int(req, "cycle", 0, INT64_MAX, 0, &cycle, err);
+        r = job_of(ctx, req, &id, &points, err);
     if (r < 0)
         return r;
     if (req_as(req) == AS_CSV) {

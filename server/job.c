@@ -823,6 +823,8 @@ int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
         &(struct event){
             .job = id, .step = -1, .kind = "patched", .actor = "client"},
         now_ms, err, "changed: %.900s", text ? text : "");
+    if (r >= 0) /* what no worker could do before, one may do now */
+        r = job_settle(st, id, false, now_ms, err);
     if (r < 0)
         return r;
     store_notify(st, NOTIFY_JOB | NOTIFY_QUEUE);
@@ -1001,15 +1003,9 @@ int job_delete(struct store *st, int64_t id, struct err *err)
 
 /* The job's spec with a cycle's own data and training. *ret NULL: nothing is
  * its own. */
-static int own_spec(const struct job *j, const json_t *body, json_t **ret,
-                    struct err *err)
+static int own_spec(const struct job *j, const json_t *data,
+                    const json_t *training, json_t **ret, struct err *err)
 {
-    struct json_read in;
-    json_read_open(&in, body, "", err, "data", "training", NULL);
-    const json_t *data = json_read_object(&in, "data");
-    const json_t *training = json_read_object(&in, "training");
-    if (in.r < 0)
-        return in.r;
     if (!data && !training)
         return 0;
     AUTO_JSON json_t *spec = current_spec(j);
@@ -1030,6 +1026,12 @@ static int own_spec(const struct job *j, const json_t *body, json_t **ret,
 int job_add_cycle(struct store *st, int64_t id, const json_t *body,
                   int64_t now_ms, int64_t *ret_number, struct err *err)
 {
+    struct json_read in;
+    json_read_open(&in, body, "", err, "data", "training", NULL);
+    const json_t *data = json_read_object(&in, "data");
+    const json_t *training = json_read_object(&in, "training");
+    if (in.r < 0)
+        return in.r;
     CLEANUP(job_release) struct job j = {0};
     int r = open_job(st, id, &j, err);
     if (r < 0)
@@ -1043,7 +1045,7 @@ int job_add_cycle(struct store *st, int64_t id, const json_t *body,
         return err_set(err, ERR_CONFLICT, "job %" PRId64 " is about to end",
                        id);
     AUTO_JSON json_t *own = NULL;
-    r = own_spec(&j, body, &own, err);
+    r = own_spec(&j, data, training, &own, err);
     if (r < 0)
         return r;
     if (own) {

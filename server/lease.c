@@ -738,12 +738,13 @@ int lease_heartbeat(struct store *st, int64_t id, int64_t token,
     if (in->position.given && c.steps >= 0 && in->position.step > c.steps)
         return err_at(err, ERR_INVALID, "/position/step",
                       "the cycle has only %" PRId64 " steps", c.steps);
-    if (in->seq > 0 && in->seq <= l.seq)
+    if (in->seq > 0 && in->seq <= l.seq) {
         r = heard(st, id, now_ms, mono_ms, err);
-    else
+    } else {
         r = apply(st, &l, &c, in, now_ms, mono_ms, err);
-    if (r >= 0)
-        r = job_touch(st, l.job, err);
+        if (r >= 0)
+            r = job_touch(st, l.job, err);
+    }
     if (r >= 0)
         r = job_load(st, l.job, &j, err);
     if (r < 0)

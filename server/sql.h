@@ -286,7 +286,8 @@ SQL(MEMORY_ALL, "SELECT lease_id, at_ms, step, allocated, device, rss,"
 #endif
 SQL(CHECKPOINT_LOAD, CHECKPOINT_COLUMNS "WHERE id = :id")
 SQL(CHECKPOINT_SAVED, CHECKPOINT_COLUMNS
-    "WHERE id = (SELECT saved_id FROM leases WHERE id = :lease"
+    "WHERE id = (SELECT coalesce(saved_id, checkpoint_id) FROM leases"
+    " WHERE id = :lease"
     " AND outcome IS NULL)")
 SQL(CHECKPOINT_NEWEST, CHECKPOINT_COLUMNS
     "WHERE cycle_id = :cycle AND state = 'good' ORDER BY id DESC LIMIT 1")

@@ -404,12 +404,46 @@ void stmt_real(struct stmt *q, const char *name, double v)
         bound(q, sqlite3_bind_double(q->h, i, v));
 }
 
+/* Bytes of the UTF-8 sequence that begins at s; 0: none does. */
+static size_t utf8_len(const unsigned char *s)
+{
+    size_t n = s[0] < 0x80                   ? 1
+               : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
+               : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
+               : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
+                                             : 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) ||
+        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+/* A sentence that was cut to fit may end inside a character, and what is no
+ * UTF-8 could never be answered as JSON: such bytes become '?'. */
+static void utf8_mend(char *s)
+{
+    for (unsigned char *p = (unsigned char *)s; *p;) {
+        size_t n = utf8_len(p);
+        if (!n)
+            *p = '?';
+        p += n ? n : 1;
+    }
+}
+
 void stmt_text(struct stmt *q, const char *name, const char *v)
 {
     int i = place(q, name);
-    if (i)
-        bound(q, v ? sqlite3_bind_text(q->h, i, v, -1, SQLITE_TRANSIENT)
-                   : sqlite3_bind_null(q->h, i));
+    if (!i)
+        return;
+    char *own = v ? strdup(v) : NULL;
+    if (own)
+        utf8_mend(own);
+    bound(q, own ? sqlite3_bind_text(q->h, i, own, -1, free)
+             : v ? SQLITE_NOMEM
+                 : sqlite3_bind_null(q->h, i));
 }
 
 void stmt_blob(struct stmt *q, const char *name, const void *v, size_t len)

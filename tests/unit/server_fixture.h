@@ -299,8 +299,9 @@ static inline json_t *manifest_at(struct world *w, struct worker *k,
     digest_hex(sum, chunk);
     must(chunk_put(w->chunks, k->id, chunk, &value, sizeof(value), &w->err));
     json_t *m = json_pack(
-        "{ss si si sI si sI sO sO s{} s{} s[{ss ss s[i] si si}] si s[s]}",
-        "format", "pawl-state", "version", 1, "cycle", 1, "step", k->step,
+        "{ss si sI sI si sI sO sO s{} s{} s[{ss ss s[i] si si}] si s[s]}",
+        "format", "pawl-state", "version", 1, "cycle",
+        int_of(json_object_get(k->claim, "lease"), "cycle"), "step", k->step,
         "epoch", 0, "records", k->step * 4, "signature",
         json_object_get(k->claim, "signature"), "fingerprint",
         json_object_get(k->claim, "fingerprint"), "feed", "totals", "tensors",

@@ -63,6 +63,21 @@ a_reader_sees_only_what_was_committed_and_writes_nothing(void **state)
     store_close(reader);
 }
 
+static void text_that_was_cut_inside_a_character_stays_readable(void **state)
+{
+    struct world *w = *state;
+    static const char *const table[][2] = {
+        {"a → b", "a → b"},      {"cut \xe2\x86", "cut ??"}, {"\xc3(", "?("},
+        {"\xed\xa0\x80", "???"}, {"\xf0\x9f\x98\x80", "😀"},  {"\xff", "?"},
+    };
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        must(job_say_why(w->st, id, table[i][0], &w->err));
+        expect_job(w, id, "queued", table[i][1]);
+    }
+}
+
 static void notices_come_with_the_change(void **state)
 {
     struct world *w = *state;
@@ -154,6 +169,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(a_transaction_that_is_not_committed_leaves_nothing),
+        TEST(text_that_was_cut_inside_a_character_stays_readable),
         TEST(a_reader_sees_only_what_was_committed_and_writes_nothing),
         TEST(notices_come_with_the_change),
         TEST(both_files_are_as_promised),
