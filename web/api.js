@@ -88,6 +88,15 @@ export function withQuery(path, query) {
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
+// The pages of a list, one after another, from `cursor` on.
+export async function* pages(path, { cursor = null, limit = 200 }, options) {
+  do {
+    const page = await get(withQuery(path, { limit, cursor }), options);
+    yield page;
+    cursor = page.next ?? null;
+  } while (cursor !== null);
+}
+
 // Resolves after `ms`, or earlier when the user asks for a try or the signal
 // aborts.
 function pause(ms, signal) {

@@ -45,6 +45,8 @@ export function bytes(v) {
 export function duration(seconds) {
   if (!known(seconds) || seconds < 0)
     return null;
+  if (seconds > 0 && seconds < 0.05)
+    return '< 0.1 s';
   if (seconds < 10)
     return `${Number(seconds.toFixed(1))} s`;
   const t = Math.round(seconds);

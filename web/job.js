@@ -1,9 +1,9 @@
 // job.js - one job: how far, how well, who trained it and why they stopped.
-import { get, keepLive, Problem, withQuery } from './api.js';
+import { get, keepLive, pages, Problem, withQuery } from './api.js';
 import { attribute, h, text } from './dom.js';
 import * as format from './format.js';
 import { stepsText } from './jobs.js';
-import { leaseMarks, LeaseTable } from './leases.js';
+import { LeaseList, leaseMarks, LeaseTable } from './leases.js';
 import { MemoryPanel } from './memory.js';
 import { Charts } from './charts.js';
 import { ModelPanel, RuntimePanel } from './panels.js';
@@ -93,15 +93,18 @@ async function stepsOf(job, signal) {
   const p = job.progress ?? {};
   if ((p.cycles ?? 1) <= 1 && (p.cycle ?? 1) <= 1)
     return new Steps([{ number: 1, steps: p.steps }]);
-  const { items } = await get(withQuery(`/v1/jobs/${job.id}/cycles`, { limit: 1000 }), { signal });
-  return new Steps(items);
+  const cycles = [];
+  for await (const { items } of pages(`/v1/jobs/${job.id}/cycles`, {}, { signal }))
+    cycles.push(...items);
+  return new Steps(cycles);
 }
 
 export async function jobView(main, { id, query, signal, keep, announce }) {
   const summary = new Summary(id);
   const charts = new Charts(id, query.get('series'), names => keep({ series: names }));
   const memory = new MemoryPanel(id, charts);
-  const leases = new LeaseTable();
+  const list = new LeaseList(id);
+  const table = new LeaseTable();
   const model = new ModelPanel(id);
   const runtime = new RuntimePanel();
   main.replaceChildren(h('p.muted', null, 'Asking the server …'));
@@ -112,21 +115,21 @@ export async function jobView(main, { id, query, signal, keep, announce }) {
       const job = await get(withQuery(`/v1/jobs/${id}`,
         atOnce ? {} : { wait: WAIT_S, version }),
       { waits: WAIT_S, signal });
-      const [steps, { items }] = await Promise.all([
+      const [steps, leases] = await Promise.all([
         stepsOf(job, signal),
-        get(withQuery(`/v1/jobs/${id}/leases`, { limit: 1000 }), { signal }),
+        list.load(signal),
       ]);
-      const marks = leaseMarks(items, (cycle, step) => steps.of(cycle, step));
+      const marks = leaseMarks(leases, (cycle, step) => steps.of(cycle, step));
       await Promise.all([
         charts.load(steps, marks, signal),
-        memory.load(job, items, steps, marks, signal),
+        memory.load(leases, steps, marks, signal),
       ]);
       summary.update(job);
-      leases.update(items);
+      table.update(leases);
       model.update(job);
       runtime.update(job);
       if (version === null)
-        main.replaceChildren(summary.node, model.node, charts.node, leases.node,
+        main.replaceChildren(summary.node, model.node, charts.node, table.node,
           memory.node, runtime.node);
       if (state !== null && state !== job.state)
         announce(format.join('. ', `${job.name || `Job ${id}`} is ${job.state}`, job.reason));

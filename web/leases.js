@@ -1,7 +1,31 @@
 // leases.js - who trained from which step to which, and why each one ended.
+import { pages } from './api.js';
 import { attribute, h, Rows, text } from './dom.js';
 import { bytes, count, duration, join, moment, secondsBetween } from './format.js';
 import { StateLabel } from './state.js';
+
+// A job's leases, oldest first. Full pages of ended ones are asked for once: a
+// job may have thousands, and only the newest still changes.
+export class LeaseList {
+  constructor(id) {
+    this.path = `/v1/jobs/${id}/leases`;
+    this.settled = [];
+    this.cursor = null;
+  }
+
+  async load(signal) {
+    let open = [];
+    for await (const { items, next } of pages(this.path, { cursor: this.cursor }, { signal })) {
+      open.push(...items);
+      if (next && open.every(l => l.outcome)) {
+        this.settled.push(...open);
+        this.cursor = next;
+        open = [];
+      }
+    }
+    return [...this.settled, ...open];
+  }
+}
 
 const yields = {
   memory: 'memory threshold reached', forecast: 'memory threshold foreseen',
@@ -14,10 +38,10 @@ export function reasonText(lease) {
   return join(': ', yields[lease.reason] ?? lease.reason, lease.detail);
 }
 
-// The highest level each kind of memory reached.
-export function peakText(peak) {
+// The highest level each kind of memory reached. A CPU's device is the process.
+export function peakText({ peak, device }) {
   return peak && join(' · ',
-    peak.device_bytes != null ? `${bytes(peak.device_bytes)} device` : null,
+    peak.device_bytes != null && device !== 'cpu' ? `${bytes(peak.device_bytes)} device` : null,
     peak.allocated_bytes != null ? `${bytes(peak.allocated_bytes)} allocated` : null,
     peak.rss_bytes != null ? `${bytes(peak.rss_bytes)} process` : null);
 }
@@ -48,7 +72,7 @@ function leaseRow(id) {
       text(steps, join(' ', cycles ? `cycle ${lease.cycle}:` : null,
         `${count(lease.from_step) ?? '—'} → ${count(lease.to_step) ?? '…'}`));
       text(reason, reasonText(lease));
-      text(peak, peakText(lease.peak) ?? '—');
+      text(peak, peakText(lease) ?? '—');
       text(took, lease.ended_at
         ? duration(secondsBetween(lease.started_at, lease.ended_at)) : '');
       attribute(took, 'title', join(' – ', moment(lease.started_at), moment(lease.ended_at)));

@@ -29,7 +29,7 @@ export class MemoryPanel {
       h('h2', { id: 'memory-title' }, 'Memory'), this.plot.node);
   }
 
-  async load(job, leases, steps, marks, signal) {
+  async load(leases, steps, marks, signal) {
     let answer;
     try {
       answer = await get(withQuery(`/v1/jobs/${this.id}/memory`, { points: POINTS }), { signal });
@@ -39,9 +39,12 @@ export class MemoryPanel {
       throw error;
     }
     const cycles = new Map(leases.map(l => [l.id, l.cycle]));
+    // A CPU's device level is that of the process.
+    const hosts = new Set(leases.filter(l => l.device === 'cpu').map(l => l.id));
     const series = levels.map(([key, name], colour) => ({
       name, colour,
-      points: byProcess(answer.items.filter(m => typeof m[key] === 'number'),
+      points: byProcess(answer.items.filter(m => typeof m[key] === 'number'
+          && !(key === 'device_bytes' && hosts.has(m.lease))),
         m => [steps.of(cycles.get(m.lease), m.step), m[key]]),
     })).filter(line => line.points.length);
     this.node.hidden = series.length === 0;

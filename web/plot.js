@@ -7,7 +7,8 @@ import { count } from './format.js';
 import { stateShape } from './state.js';
 
 const TOP = 20, BOTTOM = 24, LEFT = 58, RIGHT = 14;
-const NEAR_PX = 3; // marks closer than this share a line
+const NEAR_PX = 3;   // marks closer than this share a line
+const SHAPE_PX = 14; // and in this much room there is one shape of a kind
 
 // About `n` round numbers from a to b; round in `unit`s.
 export function ticks(a, b, n, { whole = false, unit = 1 } = {}) {
@@ -144,8 +145,14 @@ export class Plot {
         s('text.x', { x: this.xOf(v), y: bottom + 17 }, count(v)));
     parts.push(s('line.axis', { x1: LEFT, x2: right, y1: bottom, y2: bottom }));
 
-    for (const group of gather(this.marks, this.xOf))
-      parts.push(this.paintMark(group, bottom));
+    const shapes = new Map(); // kind → where its last shape stands
+    for (const group of gather(this.marks, this.xOf)) {
+      const x = this.xOf(group.from);
+      const roomy = x - (shapes.get(group.kind) ?? -Infinity) >= SHAPE_PX;
+      if (roomy)
+        shapes.set(group.kind, x);
+      parts.push(this.paintMark(group, x, bottom, roomy));
+    }
     this.series.forEach(({ points, colour }) => parts.push(this.paintLine(points, colour, yOf)));
 
     this.cursorLine = s('line.cursor', { y1: TOP, y2: bottom, visibility: 'hidden' });
@@ -155,12 +162,13 @@ export class Plot {
     this.cursor(this.at);
   }
 
-  paintMark({ kind, from, marks }, bottom) {
-    const x = this.xOf(from);
-    const shape = stateShape(kind);
-    attribute(shape, 'x', x - 6);
-    attribute(shape, 'y', 2);
-    return s('g.mark', { 'data-kind': kind, 'data-count': marks.length },
+  paintMark({ kind, marks }, x, bottom, roomy) {
+    const shape = roomy ? stateShape(kind) : null;
+    if (shape) {
+      attribute(shape, 'x', x - 6);
+      attribute(shape, 'y', 2);
+    }
+    return s(roomy ? 'g.mark' : 'g.mark.bare', { 'data-kind': kind, 'data-count': marks.length },
       s('title', null, marks.map(m => m.text).join('\n')),
       s('line', { x1: x, x2: x, y1: TOP - 4, y2: bottom }),
       s('line.hit', { x1: x, x2: x, y1: 0, y2: bottom }),

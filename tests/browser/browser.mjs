@@ -46,7 +46,7 @@ export async function openPage(browser, { scheme = 'light', size = WIDE, expecte
   return page;
 }
 
-// Ask for a fresh one-time link and open it.
+// By token: the one-time link has been used by the first who came.
 export async function logIn(page, server) {
   await page.goto(server.url);
   await page.fill('#token', server.token);
@@ -57,7 +57,7 @@ export async function logIn(page, server) {
 // Names of views as people see them, in the build folder.
 export async function screenshot(page, name) {
   fs.mkdirSync(shots, { recursive: true });
-  await page.screenshot({ path: path.join(shots, `${name}.png`) });
+  await page.screenshot({ path: path.join(shots, `${name}.png`), animations: 'disabled' });
 }
 
 // No sideways scrolling, and nothing that sticks out of the window.

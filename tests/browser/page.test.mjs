@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
 import { after, before, test } from 'node:test';
-import { FakeWorker } from '../fake_worker.mjs';
+import { FakeWorker, madeUp } from '../fake_worker.mjs';
 import { chessSpec, hasWorker, sha256, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
 import { assertFits, logIn, NARROW, openPage, pointsShown, screenshot, startBrowser, WIDE } from './browser.mjs';
 
@@ -173,6 +173,33 @@ test('list and job follow a training job, its yield, its loss and its end withou
   await page.endClean();
 }));
 
+test('a job of many leases shows all of them, newest first', () => quietServer(async (server) => {
+  const { id } = await server.submit(tinySpec({ training: { epochs: 3 } })); // 300 steps
+  const worker = new FakeWorker(server);
+  const yieldAfter = async (step) => {
+    (await worker.reborn().claim()).expect(201);
+    await beat(worker, step - 1, step);
+    const manifest = await worker.save(step, { tensors: madeUp(step, 10) });
+    (await worker.checkpoint(manifest, { release: worker.releaseBody('yielded', 'steps', step) })).expect(201);
+  };
+  for (let step = 1; step <= 205; step++) await yieldAfter(step);
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  await page.goto(`${server.url}/#/jobs/${id}`);
+  await page.waitForSelector('.lease');
+  assert.equal(await page.locator('.lease .steps').first().innerText(), '204 → 205');
+  const marks = () => page.locator('[data-plot="Loss"] .mark').evaluateAll((all) => all.reduce((n, m) => n + Number(m.dataset.count), 0));
+  assert.equal(await marks(), 205);
+  await yieldAfter(206);
+  await page.waitForSelector('.lease:first-child .steps:text-is("205 → 206")');
+  assert.equal(await marks(), 206);
+  await screenshot(page, 'many-leases');
+  await page.click('button:has-text("Show all 206")');
+  assert.equal(await page.locator('.lease').count(), 206);
+  assert.equal(await page.locator('.lease .steps').last().innerText(), '0 → 1');
+  await page.endClean();
+}));
+
 test('the URL holds which series are shown; a plot answers to the keyboard', () => quietServer(async (server) => {
   const { id } = await server.submit(tinySpec());
   const worker = new FakeWorker(server);
@@ -278,7 +305,7 @@ test('figures keep what was measured, and what is not known has no text', () => 
       value: [2.34567, 0.000981234, 1.2345e-7, 0, -3.5, 123456.7, NaN, null, Infinity].map((v) => f.value(v)),
       percent: [0, 0.999, 0.9999999, 1, null].map(f.percent),
       bytes: [0, 1023, 2 ** 20, 393 * 2 ** 20, 1.5 * 2 ** 30, undefined].map(f.bytes),
-      duration: [0.25, 59.7, 61, 3600, 90061, -1, null].map(f.duration),
+      duration: [0.001, 0.25, 59.7, 61, 3600, 90061, -1, null].map(f.duration),
       rate: [0.5, 99.94, 1234.5, null].map(f.perSecond),
       ago: [0, 61, 7200, 200000].map((s) => f.ago(new Date(1e12 - s * 1000).toISOString(), 1e12)),
       ticks: [ticks(0, 100, 5).at, ticks(0.1, 0.35, 4).at.map((v) => v.toFixed(2)), ticks(0, 3, 8, { whole: true }).at],
@@ -289,7 +316,7 @@ test('figures keep what was measured, and what is not known has no text', () => 
     value: ['2.346', '0.0009812', '1.235e-7', '0', '-3.500', '123,457', null, null, null],
     percent: ['0 %', '99 %', '99 %', '100 %', null],
     bytes: ['0 B', '1,023 B', '1.00 MiB', '393 MiB', '1.50 GiB', null],
-    duration: ['0.3 s', '1 min 00 s', '1 min 01 s', '1 h 00 min', '1 d 1 h', null, null],
+    duration: ['< 0.1 s', '0.3 s', '1 min 00 s', '1 min 01 s', '1 h 00 min', '1 d 1 h', null, null],
     rate: ['0.5 records/s', '99.9 records/s', '1,235 records/s', null],
     ago: ['just now', '1 min ago', '2 h ago', '2 d ago'],
     ticks: [[0, 20, 40, 60, 80, 100], ['0.10', '0.20', '0.30'], [0, 1, 2, 3]],
