@@ -27,6 +27,7 @@ curl                 the program curl'
 test_packages='
 libcmocka-dev        cmocka
 binutils             nm (binutils)
+sqlite3              the sqlite3 program
 python3              Python 3
 python3-torch        PyTorch for Python
 chromium             Chromium'
