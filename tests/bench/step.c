@@ -64,7 +64,7 @@ int main(int argc, char **argv)
     }
 
     struct trainer *t;
-    if (trainer_new(&spec, "cpu", atoi(argv[3]), &t, &err) < 0) {
+    if (trainer_new(&spec, test_device(), atoi(argv[3]), &t, &err) < 0) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

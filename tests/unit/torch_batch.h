@@ -354,10 +354,17 @@ static inline struct losses train_step(struct trainer *t,
     return sum;
 }
 
+/* PAWL_TEST_DEVICE=cuda or mps runs the same tests there. */
+static inline const char *test_device(void)
+{
+    const char *device = getenv("PAWL_TEST_DEVICE");
+    return device ? device : "cpu";
+}
+
 static inline struct trainer *trainer_of(const struct spec *spec, int threads)
 {
     struct trainer *t = NULL;
     struct err err;
-    ASSERT_OK(trainer_new(spec, "cpu", threads, &t, &err), err);
+    ASSERT_OK(trainer_new(spec, test_device(), threads, &t, &err), err);
     return t;
 }

@@ -258,13 +258,36 @@ static void memory_of_the_cpu_is_not_the_frameworks(void **state)
     (void)state;
     struct spec spec;
     chess_spec(&spec, NULL, 0);
-    struct trainer *t = trainer_of(&spec, 1);
+    struct err err;
+    struct trainer *t = NULL;
+    ASSERT_OK(trainer_new(&spec, "cpu", 1, &t, &err), err);
     int64_t a = 0, b = 0, c = 0;
     trainer_memory(t, &a, &b, &c);
     assert_int_equal(a, -1);
     assert_int_equal(b, -1);
     assert_int_equal(c, -1);
     trainer_empty_cache(t);
+    trainer_free(t);
+    spec_release(&spec);
+}
+
+static void memory_of_a_device_is_known(void **state)
+{
+    (void)state;
+    if (!strcmp(test_device(), "cpu"))
+        skip();
+    struct spec spec;
+    chess_spec(&spec, NULL, 0);
+    AUTO_JSON json_t *records = chess_records(0, 16);
+    struct trainer *t = trainer_of(&spec, 1);
+    train_step(t, &spec.record, records, 16, 16, 0, 0, 1e-3);
+    int64_t allocated = 0, driver = 0, recommended = 0, after = 0;
+    trainer_memory(t, &allocated, &driver, &recommended);
+    assert_true(allocated > 196673 * 4 * 3);
+    assert_true(driver >= allocated && recommended > driver);
+    trainer_empty_cache(t);
+    trainer_memory(t, &allocated, &after, &recommended);
+    assert_true(after <= driver);
     trainer_free(t);
     spec_release(&spec);
 }
@@ -282,6 +305,7 @@ int main(void)
         cmocka_unit_test(a_device_that_is_not_there_is_refused),
         cmocka_unit_test(the_library_describes_itself),
         cmocka_unit_test(memory_of_the_cpu_is_not_the_frameworks),
+        cmocka_unit_test(memory_of_a_device_is_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
