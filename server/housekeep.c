@@ -51,7 +51,8 @@ int housekeep_tick(struct housekeep *h, struct lanes *lanes, struct err *err)
         return r;
     struct sweeping s = {.h = h};
     r = lanes_call(lanes, LANE_READ, on_read, &s, err);
-    if (r > 0)
+    /* now and then also without orphans: ended leases let go of holds */
+    if (r > 0 || (r == 0 && h->beats % FORGET_BEATS == 0))
         r = lanes_call(lanes, LANE_CHUNK, on_chunk, &s, err);
     sweep_release(&s.sweep);
     return r;

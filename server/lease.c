@@ -25,14 +25,14 @@ struct lease_timing lease_timing = {WIRE_HEARTBEAT_S * 1000,
 enum { COUNTED_LOST = 1, COUNTED_NO_PROGRESS = 2 };
 
 struct lease {
-    int64_t id, job, cycle, token, worker_id, pid;
+    int64_t id, job, cycle, token, worker_id;
     int64_t checkpoint, initial; /* where it went on; 0: none */
     int64_t from_step, best_before, step, epoch, records, micro_batches, seq;
-    int64_t saved, holds_seq, runtime_version, threads, counted;
+    int64_t saved, runtime_version, threads, counted;
     int64_t exact_since, exact_cycle; /* since -1: bit-exact */
     bool expired, drain, local;
     char outcome[12]; /* "": live */
-    char stage[12], worker[129], claim[65], device[16], reason[256];
+    char stage[12], worker[129], device[16], reason[256];
     char exact_why[512];
     json_t *fingerprint, *answer;
 };
@@ -65,26 +65,23 @@ static int lease_row(struct stmt *q, struct lease *l, struct err *err)
         .micro_batches = col_int(q, 12),
         .seq = col_int(q, 13),
         .saved = col_int(q, 14),
-        .holds_seq = col_int(q, 15),
-        .runtime_version = col_int(q, 16),
-        .threads = col_int(q, 17),
-        .counted = col_int(q, 18),
-        .exact_since = col_null(q, 19) ? -1 : col_int(q, 19),
-        .exact_cycle = col_int(q, 20),
-        .expired = col_int(q, 22) != 0,
-        .fingerprint = col_json(q, 28),
-        .answer = col_json(q, 29),
-        .pid = col_int(q, 31),
-        .drain = col_int(q, 32) != 0,
-        .local = col_int(q, 33) != 0,
+        .runtime_version = col_int(q, 15),
+        .threads = col_int(q, 16),
+        .counted = col_int(q, 17),
+        .exact_since = col_null(q, 18) ? -1 : col_int(q, 18),
+        .exact_cycle = col_int(q, 19),
+        .expired = col_int(q, 21) != 0,
+        .fingerprint = col_json(q, 26),
+        .answer = col_json(q, 27),
+        .drain = col_int(q, 29) != 0,
+        .local = col_int(q, 30) != 0,
     };
-    snprintf(l->exact_why, sizeof(l->exact_why), "%s", col_text(q, 21));
-    snprintf(l->outcome, sizeof(l->outcome), "%s", col_text(q, 23));
-    snprintf(l->stage, sizeof(l->stage), "%s", col_text(q, 24));
-    snprintf(l->worker, sizeof(l->worker), "%s", col_text(q, 25));
-    snprintf(l->claim, sizeof(l->claim), "%s", col_text(q, 26));
-    snprintf(l->device, sizeof(l->device), "%s", col_text(q, 27));
-    snprintf(l->reason, sizeof(l->reason), "%s", col_text(q, 30));
+    snprintf(l->exact_why, sizeof(l->exact_why), "%s", col_text(q, 20));
+    snprintf(l->outcome, sizeof(l->outcome), "%s", col_text(q, 22));
+    snprintf(l->stage, sizeof(l->stage), "%s", col_text(q, 23));
+    snprintf(l->worker, sizeof(l->worker), "%s", col_text(q, 24));
+    snprintf(l->device, sizeof(l->device), "%s", col_text(q, 25));
+    snprintf(l->reason, sizeof(l->reason), "%s", col_text(q, 28));
     return 1;
 }
 

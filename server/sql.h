@@ -362,10 +362,10 @@ SQL(LEASE_HOLDERS, "SELECT id, holds_prev FROM leases WHERE outcome IS NULL"
 #define LEASE_COLUMNS                                                          \
     "SELECT l.id, l.job_id, l.cycle_id, l.token, l.worker_id,"                 \
     " l.checkpoint_id, l.initial_id, l.from_step, l.best_before, l.step,"      \
-    " l.epoch, l.records, l.micro_batches, l.seq, l.saved_id, l.holds_seq,"    \
+    " l.epoch, l.records, l.micro_batches, l.seq, l.saved_id,"                 \
     " l.runtime_version, l.threads, l.counted, l.exact_since, l.exact_cycle,"  \
-    " l.exact_why, l.expired, l.outcome, l.stage, l.worker, l.claim, l.device," \
-    " l.fingerprint, l.answer, l.reason, w.pid, w.drain, w.local"               \
+    " l.exact_why, l.expired, l.outcome, l.stage, l.worker, l.device,"         \
+    " l.fingerprint, l.answer, l.reason, w.drain, w.local"                     \
     " FROM leases l"                                                           \
     " LEFT JOIN workers w ON w.id = l.worker_id "
 #endif
