@@ -291,6 +291,9 @@ static void read_last_lines(struct supervisor *sup, struct death *d)
             *s = '?';
     while (n && d->last_lines[n - 1] == '\n')
         d->last_lines[--n] = '\0';
+    char *whole = from > 0 ? strchr(d->last_lines, '\n') : NULL;
+    if (whole) /* the first one is cut */
+        memmove(d->last_lines, whole + 1, strlen(whole));
 }
 
 /* Logs of workers that are gone: those that say nothing go, and of the others
