@@ -43,6 +43,38 @@ static int parse_sha(const char *sha256, uint8_t out[DIGEST_BYTES],
     return 0;
 }
 
+/* Is what is stored under the name still these bytes? */
+static int chunk_is(struct store *chunks, const uint8_t *sha, const void *data,
+                    size_t len, bool *ret, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_READ);
+    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
+    int r = stmt_row(&q, err);
+    if (r < 0)
+        return r;
+    size_t have = 0;
+    const void *stored = r > 0 ? col_blob(&q, 0, &have) : NULL;
+    *ret = have == len && !memcmp(stored, data, len);
+    return 0;
+}
+
+/* A chunk that was damaged on disk becomes whole again when the state that
+ * needs it is trained and sent once more. */
+static int chunk_mend(struct store *chunks, const uint8_t *sha,
+                      const void *data, size_t len, struct err *err)
+{
+    bool whole = false;
+    int r = chunk_is(chunks, sha, data, len, &whole, err);
+    if (r < 0 || whole)
+        return r;
+    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_MEND);
+    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
+    stmt_int(&q, ":bytes", (int64_t)len);
+    stmt_blob(&q, ":data", data, len);
+    int64_t n = stmt_run(&q, err);
+    return n < 0 ? (int)n : 0;
+}
+
 int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
               const void *data, size_t len, struct err *err)
 {
@@ -75,7 +107,10 @@ int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
         if (n < 0)
             return (int)n;
     }
-    r = hold(chunks, lease, name, err);
+    if (r > 0)
+        r = chunk_mend(chunks, name, data, len, err);
+    if (r >= 0)
+        r = hold(chunks, lease, name, err);
     return r < 0 ? r : txn_commit(&txn, err);
 }
 

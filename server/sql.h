@@ -334,6 +334,8 @@ SQL(CHECKPOINT_PRUNE,
 SQL(CHUNK_FIND, "SELECT bytes FROM chunks WHERE sha256 = :sha")
 SQL(CHUNK_ADD, "INSERT INTO chunks(sha256, bytes, data)"
                " VALUES (:sha, :bytes, :data)")
+SQL(CHUNK_MEND, "UPDATE chunks SET bytes = :bytes, data = :data"
+                " WHERE sha256 = :sha")
 SQL(CHUNK_READ, "SELECT data FROM chunks WHERE sha256 = :sha")
 SQL(CHUNK_SCAN, "SELECT id, sha256 FROM chunks WHERE id > :after"
                 " ORDER BY id LIMIT :limit")
