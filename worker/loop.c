@@ -250,7 +250,9 @@ static int save_on_the_way(struct run *r, struct err *err)
     }
     if (!client_retriable(e)) {
         *err = why;
-        return e;
+        /* "invalid" is kept for the user's mistakes; this is ours */
+        err->code = e == ERR_INVALID ? ERR_CONFLICT : e;
+        return err->code;
     }
     say(r, "warning", "step %" PRId64 " is not saved yet: %s", r->progress.step,
         why.text);
@@ -348,7 +350,10 @@ static int leave_failed(struct run *r, const struct err *why,
     bool with_state = why->code == ERR_DATA || why->code == ERR_NOT_FINITE;
     if (with_state && r->trainer)
         trainer_discard(r->trainer);
-    return leave(r, release, with_state, err);
+    int e = leave(r, release, with_state, err);
+    if (with_state && e < 0 && !client_retriable(e) && !is_refusal(e))
+        e = leave(r, release, false, err); /* then without it */
+    return e;
 }
 
 /* ---- the runtime policy ---- */
@@ -655,6 +660,14 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
     if (!json_is_object(from))
         return 0;
     const json_t *manifest = json_object_get(from, "manifest");
+    if (resume) {
+        r->progress.step = r->saved_step = number(manifest, "step");
+        r->progress.epoch = number(manifest, "epoch");
+        r->progress.records = number(manifest, "records");
+        r->progress.micro_batches =
+            number(json_object_get(manifest, "totals"), "micro_batches");
+        beat_progress(r->beat, &r->progress);
+    }
     struct loaded_feed feed = {0};
     double begin = seconds();
     r->leaving = true; /* to be waited for as a release is */
@@ -671,13 +684,6 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
         return e;
     const char *digest = json_string_value(json_object_get(from, "digest"));
     snprintf(r->previous, sizeof r->previous, "%s", digest ? digest : "");
-    if (resume) {
-        r->progress.step = r->saved_step = number(manifest, "step");
-        r->progress.epoch = number(manifest, "epoch");
-        r->progress.records = number(manifest, "records");
-        r->progress.micro_batches =
-            number(json_object_get(manifest, "totals"), "micro_batches");
-    }
     say(r, "info", "loaded checkpoint %" PRId64 " in %.2f s",
         number(from, "id"), seconds() - begin);
     return 0;
@@ -764,12 +770,19 @@ static int work(struct run *r, struct err *err)
         say(r, "info", "the server wants no more of this lease");
         return 0;
     }
-    e = e == GO_YIELD ? leave_yielded(r, why.reason, why.detail, err)
-        : e == GO_ON  ? leave_finished(r, err)
-                      : leave_failed(r, &failure, bad_checkpoint, err);
+    if (e == GO_YIELD || e == GO_ON) {
+        e = e == GO_YIELD ? leave_yielded(r, why.reason, why.detail, &failure)
+                          : leave_finished(r, &failure);
+        *err = failure;
+        if (e < 0 && !client_retriable(e) && !is_refusal(e) && !is_over(r)) {
+            failure.code = e == ERR_INVALID ? ERR_CONFLICT : e;
+            e = leave_failed(r, &failure, 0, err);
+        }
+    } else {
+        e = leave_failed(r, &failure, bad_checkpoint, err);
+    }
     if (e < 0 && (is_refusal(e) || is_over(r))) {
-        say(r, "info", "the server refused the release: %s",
-            err ? err->text : "");
+        say(r, "info", "the server refused the release: %s", err->text);
         return 0;
     }
     return e;
