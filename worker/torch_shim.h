@@ -37,9 +37,10 @@ struct batch {
 struct trainer;
 
 /* What the library is: goes into the fingerprint and the claim. Keys:
- * libtorch, blas (file name), blas_config, blas_core, cpu_capability, and, for
- * a device other than the CPU, its name and runtime. Opens no device.
- * Caller owns the result. */
+ * libtorch, blas (folder and file name), blas_config, blas_core (null where the
+ * library does not say), cpu_capability (ATen's), kernels (our own loops'
+ * instruction set), and with CUDA cuda_device, cuda_capability, cuda_runtime,
+ * cuda_driver. Opens no device. Caller owns the result. */
 json_t *torch_describe(void);
 /* The kinds of device this build and machine offer, best first, "cpu" last. */
 json_t *torch_devices(void);
