@@ -140,6 +140,7 @@ def main():
         return
 
     env = dict(os.environ, OMP_NUM_THREADS=str(a.threads))
+    env.setdefault("OMP_WAIT_POLICY", "passive")  # as pawl-worker does
     if os.path.isdir(OPENMP):
         env["LD_LIBRARY_PATH"] = OPENMP
     with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
