@@ -134,7 +134,7 @@ class Model:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="the model file (safetensors)")
-    parser.add_argument("records", help="JSON lines; - for standard input")
+    parser.add_argument("records", nargs="?", default="-", help="JSON lines (default: standard input)")
     args = parser.parse_args()
     model = Model(*load(args.model))
     lines = sys.stdin if args.records == "-" else open(args.records, encoding="utf-8")

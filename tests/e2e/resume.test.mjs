@@ -25,7 +25,8 @@ const named = (n) => jsonl(Array.from({ length: n }, (_, i) => ({ ...tiny(0), va
 
 test('RES-01: each record is used exactly once in a pass, in the same order, however often the pass is interrupted', async () => {
   await withServer({ workers: 0 }, async (s) => {
-    await s.upload('tiny', { 'a.jsonl': named(30), 'b.jsonl': named(48).split('\n').slice(30, 48).join('\n') });
+    const lines = named(48).split('\n');
+    await s.upload('tiny', { 'a.jsonl': lines.slice(0, 30).join('\n'), 'b.jsonl': lines.slice(30, 48).join('\n') });
     const patch = (shuffle, batch) => ({ training: { epochs: 2, effective_batch: batch, ...still, shuffle }, runtime: { micro_batch: 1 } });
     for (const shuffle of [{ mode: 'buffer', size: 16 }, { mode: 'buffer', size: 1000 }]) {
       const order = async (thresholds) => {
