@@ -144,11 +144,15 @@ test('bad_records: skip counts them, keeps examples, and trains on the others', 
   const end = await s.completed(job.id);
   const { skipped, bad: examples } = end.data;
   assert.equal(skipped, badLines.length, JSON.stringify(end.data));
-  assert.ok(examples.length > 0 && examples.length <= badLines.length);
-  assert.equal(examples[0].shard, 'a.jsonl');
-  assert.equal(examples[0].line, 2);
-  assert.equal(examples[0].offset, jsonl([tiny(1)]).length);
-  assert.ok(examples[0].detail);
+  assert.ok(examples.length >= 5 && examples.length <= badLines.length, `${examples.length} examples`);
+  const starts = [...bytes.toString('latin1').matchAll(/^/gm)].map((m) => m.index);
+  for (const e of examples) {
+    assert.equal(e.shard, 'a.jsonl');
+    assert.equal(e.line % 2, 0, 'every second line is bad');
+    assert.equal(e.offset, starts[e.line - 1]);
+    assert.ok(e.detail);
+  }
+  assert.equal(new Set(examples.map((e) => e.line)).size, examples.length);
   assert.equal(end.progress.records, badLines.length);
   const clean = await s.submit(tinySpec({ data: { dataset: 'clean' } }));
   assert.equal((await s.completed(clean.id)).progress.records, badLines.length);
@@ -222,9 +226,10 @@ test('DAT-04: NaN, infinities and numbers that overflow are refused; a tiny numb
   const [a, b] = await Promise.all(['small', 'zero'].map(async (d) => s.result((await s.submit(spec(d))).id)));
   assert.equal(a.model, b.model);
 
-  // A loss that is not finite fails the job at that step, with the last good state kept.
+  // A loss that is not finite fails the job at that step, with the last good state kept:
+  // a decay of lr times 1 makes each weight grow a thousandfold a step.
   await s.upload('inf', { 'a.jsonl': tinyShard(60) });
-  const job = await s.submit(tinySpec({ data: { dataset: 'inf' }, training: { optimizer: { lr: 1e30 }, clip_norm: 0 }, runtime: { checkpoint_every: 1 } }));
+  const job = await s.submit(tinySpec({ data: { dataset: 'inf' }, training: { epochs: 4, clip_norm: 0, optimizer: { lr: 1000, weight_decay: 1 } }, runtime: { checkpoint_every: 1 } }));
   const end = await s.failed(job.id);
   assert.match(end.reason, /step \d+/);
   assert.match(end.reason, /finite|NaN/i);

@@ -156,17 +156,29 @@ test('resumed at step 0, exactly at an epoch\'s end, before the last step, and a
     await run();
     const whole = await s.result(one.id);
 
-    // At step 0: paused before it began, so the first worker yields at once.
+    // At step 0: a worker told to go while it still loads, then one that was given up
+    // without a state.
     const zero = await s.submit(edge());
     const w = s.startWorker();
     await s.openLease(zero.id);
-    (await s.post(`/v1/jobs/${zero.id}/pause`)).expect(200);
-    await w.ended;
-    await s.waitState(zero.id, 'paused');
-    t.diagnostic(`paused at step ${(await s.leases(zero.id))[0].to_step}`);
-    (await s.post(`/v1/jobs/${zero.id}/resume`)).expect(200);
+    signal(w.pid, 'SIGTERM');
+    assert.equal((await w.ended).code, 0, w.output);
+    const [first] = await s.leases(zero.id);
+    t.diagnostic(`told to go while loading: ${first.outcome} at step ${first.to_step}`);
+    const g = new FakeWorker(s);
+    if (first.to_step === 0) {
+      (await g.claim()).expect(201);
+      assert.equal(g.lease.lease.job, zero.id);
+      (await g.release('yielded', 'drain', 0)).expect(200);
+    }
     await run();
     same(await s.result(zero.id), whole, 'step 0');
+    const given = await s.submit(edge());
+    (await g.reborn().claim()).expect(201);
+    (await g.release('yielded', 'drain', 0)).expect(200);
+    await run();
+    same(await s.result(given.id), whole, 'step 0 without a state');
+    assert.deepEqual((await s.leases(given.id)).map((l) => [l.from_step, l.to_step]), [[0, 0], [0, 14]]);
 
     // Thresholds that end a lease where we want it: 7 steps are 25 micro-batches.
     for (const [micro, step] of [[25, 7], [25 + 24, 13]]) {
