@@ -110,6 +110,8 @@ static int room(void **v, size_t *cap, size_t n, size_t size)
 static void drop_front(void *v, size_t *n, size_t *gone, size_t count,
                        size_t size)
 {
+    if (!count)
+        return;
     *n -= count;
     *gone += count;
     memmove(v, (char *)v + count * size, *n * size);
