@@ -118,11 +118,13 @@ int chunk_hold(struct store *chunks, int64_t lease, const char *sha256,
                struct err *err)
 {
     uint8_t name[DIGEST_BYTES];
+    CLEANUP(buf_release) struct buf b = {0};
     int r = parse_sha(sha256, name, err);
-    int64_t bytes;
     if (r >= 0)
-        r = chunk_size(chunks, name, &bytes, err);
-    if (r <= 0)
+        r = chunk_read(chunks, sha256, &b, err);
+    if (r == ERR_NOT_FOUND || r == ERR_CORRUPT)
+        return 0; /* to be sent, or sent anew */
+    if (r < 0)
         return r;
     r = hold(chunks, lease, name, err);
     return r < 0 ? r : 1;

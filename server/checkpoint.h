@@ -28,10 +28,11 @@ struct spec;
 
 /* ---- chunks (checkpoints.db) ---- */
 
-/* Store a chunk for a lease, whose digest is checked: ERR_INVALID. */
+/* Store a chunk for a lease, whose digest is checked: ERR_INVALID. Mends what
+ * was damaged on disk. */
 int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
               const void *data, size_t len, struct err *err);
-/* Is it there? Holds it for the lease: 1, or 0. */
+/* Is it there, and whole? Holds it for the lease: 1, or 0. */
 int chunk_hold(struct store *chunks, int64_t lease, const char *sha256,
                struct err *err);
 /* Bytes of a chunk, checked against its name: ERR_CORRUPT, ERR_NOT_FOUND. */

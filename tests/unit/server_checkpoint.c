@@ -44,7 +44,8 @@ static void a_chunk_is_what_its_name_says(void **state)
     assert_memory_equal(b.data, "abc", 3);
 }
 
-static void damage_is_seen_when_a_chunk_is_read(void **state)
+static void
+damage_is_seen_when_a_chunk_is_read_and_mended_by_the_next_put(void **state)
 {
     struct world *w = *state;
     char cmd[256];
@@ -57,6 +58,11 @@ static void damage_is_seen_when_a_chunk_is_read(void **state)
     assert_int_equal(system(cmd), 0);
     CLEANUP(buf_release) struct buf b = {0};
     assert_int_equal(chunk_read(w->chunks, sha, &b, &w->err), ERR_CORRUPT);
+    /* whoever makes the same state again brings the bytes again */
+    assert_int_equal(chunk_hold(w->chunks, 2, sha, &w->err), 0);
+    must(chunk_put(w->chunks, 2, sha, "abc", 3, &w->err));
+    assert_int_equal(chunk_hold(w->chunks, 2, sha, &w->err), 1);
+    must(chunk_read(w->chunks, sha, &b, &w->err));
 }
 
 static void
@@ -194,7 +200,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(a_chunk_is_what_its_name_says),
-        TEST(damage_is_seen_when_a_chunk_is_read),
+        TEST(damage_is_seen_when_a_chunk_is_read_and_mended_by_the_next_put),
         TEST(the_newest_two_stay_and_older_ones_go_with_their_chunks),
         TEST(what_a_live_lease_started_from_is_kept),
         TEST(chunks_that_a_live_lease_holds_are_not_swept),
