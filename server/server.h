@@ -5,10 +5,11 @@
  *
  *   DIR/lock        held while a pawld runs on DIR
  *   DIR/token       the token, mode 0600, made once
- *   DIR/url         base URL, there once /readyz is 200, gone after a clean
- * stop DIR/socket      path of the Unix socket, if one is listened on; with
- * nothing but a socket DIR/url is http://localhost DIR/tmp         uploads
- * under way; emptied at start DIR/datasets/<dataset>/<shard>
+ *   DIR/url         base URL, there once /readyz is 200, gone after a clean stop;
+ *                   http://localhost where only a Unix socket is listened on
+ *   DIR/socket      path of the Unix socket, if one is listened on
+ *   DIR/tmp         uploads under way; emptied at start
+ *   DIR/datasets/<dataset>/<shard>
  *   DIR/logs/worker-<pid>.log   what a local worker wrote to stderr */
 #pragma once
 #include <stdatomic.h>
