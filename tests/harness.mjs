@@ -23,10 +23,10 @@ const PATIENCE_MS = Number(process.env.TEST_PATIENCE_S ?? 120) * 1000;
 
 export const sha256 = (data) => createHash('sha256').update(data).digest('hex');
 
-// Random moments that a failed run can repeat: TEST_SEED=n.
+// Random moments that a failed run can repeat: PAWL_SEED=n.
 export function randomSource(t) {
-  const seed = Number(process.env.TEST_SEED ?? Math.floor(Math.random() * 2 ** 31));
-  t?.diagnostic(`TEST_SEED=${seed}`);
+  const seed = Number(process.env.PAWL_SEED ?? Math.floor(Math.random() * 2 ** 31));
+  t?.diagnostic(`PAWL_SEED=${seed}`);
   let s = seed >>> 0;
   return () => { // mulberry32
     s = (s + 0x6d2b79f5) >>> 0;

@@ -1,0 +1,479 @@
+// Kill -9 at a system call, for every one of them: strace stops a thread of pawld
+// (or a worker) before its n-th write, fsync, send … of a save or a release and
+// kills the process there. What lies on disk then must be whole, what had been
+// answered must be there, and the job that goes on must end as if nothing had
+// happened.
+//
+// A point is (thread, system call, n). An undisturbed run under strace tells which
+// there are. deploy/check draws a sample with a seed that it prints (PAWL_SEED=n
+// draws it again); --long visits them all.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import fs from 'node:fs';
+import os from 'node:os';
+import path from 'node:path';
+import { CHUNK, FakeWorker, madeUp, stateOf } from '../fake_worker.mjs';
+import { Server, bin, chessLines, chessSpec, gone, hasWorker, randomSource, sha256, signal, tinyShard, tinySpec, until } from '../harness.mjs';
+
+const long = Boolean(process.env.TEST_LONG);
+// All that leaves a mark outside the process.
+const CALLS = ['write', 'writev', 'pwrite64', 'pwritev', 'fsync', 'fdatasync', 'ftruncate', 'fallocate',
+  'rename', 'renameat', 'unlink', 'sendto', 'sendmsg', 'sendfile', 'shutdown'];
+const SIDE = Math.max(1, Math.min(4, os.cpus().length)); // points tried side by side
+
+// A kill takes nothing from the page cache, so a file system in memory will do, and
+// spares an fsync's time at each of some thousand commits.
+function scratch() {
+  const { bavail, bsize } = fs.existsSync('/dev/shm') ? fs.statfsSync('/dev/shm') : { bavail: 0, bsize: 0 };
+  return fs.mkdtempSync(path.join(bavail * bsize > 1 << 30 ? '/dev/shm' : os.tmpdir(), 'pawl-test-'));
+}
+
+// Is anybody allowed to trace here? null, or why not.
+function noTracing() {
+  const r = spawnSync('strace', ['-qq', '-e', 'trace=write', '-e', 'inject=write:signal=SIGKILL:when=1', 'sh', '-c', 'echo no'], { encoding: 'utf8' });
+  if (r.error) return `strace cannot be run here (${r.error.code})`;
+  if (r.stdout || r.signal !== 'SIGKILL') return `strace may not trace or kill here: ${r.stderr.trim().split('\n')[0] || `status ${r.status}`}`;
+  return null;
+}
+const skip = noTracing() ?? false;
+
+// strace on one thread (or, without inject, on all of a process, with their calls in
+// `file`); resolves when it has attached.
+async function attach(pid, { tid, inject, file }) {
+  const args = [...(tid ? ['-p', String(tid)] : ['-f', '-p', String(pid)]), '-o', file ?? '/dev/null',
+    '-e', `trace=${inject ? inject.call : CALLS.join(',')}`];
+  if (inject) args.push('-e', `inject=${inject.call}:signal=SIGKILL:when=${inject.n}`);
+  const child = spawn('strace', args, { stdio: ['ignore', 'ignore', 'pipe'] });
+  let said = '', over = false;
+  child.stderr.on('data', (d) => { said += d; });
+  const ended = new Promise((done) => child.on('close', () => { over = true; done(); }));
+  await until('strace to attach', () => {
+    if (over && !/attached/.test(said)) throw new Error(`strace: ${said}`);
+    return /attached/.test(said);
+  }, { every_ms: 2 });
+  return { async detach() { signal(child.pid, 'SIGTERM'); await ended; } };
+}
+
+const threads = (pid) => fs.readdirSync(`/proc/${pid}/task`).map(Number).sort((a, b) => a - b);
+
+// {"thread index/call": how often} of what strace wrote down.
+function counted(file, tids) {
+  const counts = {};
+  for (const line of fs.readFileSync(file, 'latin1').split('\n')) {
+    const m = /^(\d+)\s+(\w+)\(/.exec(line);
+    const thread = m && tids.indexOf(Number(m[1]));
+    if (m && thread >= 0) counts[`${thread}/${m[2]}`] = (counts[`${thread}/${m[2]}`] ?? 0) + 1;
+  }
+  return counts;
+}
+const pointsOf = (counts) => Object.entries(counts).flatMap(([key, n]) => {
+  const [thread, call] = key.split('/');
+  return Array.from({ length: n }, (_, i) => ({ thread: Number(thread), call, n: i + 1 }));
+});
+
+// A few of each thread and call first, then any: rare calls matter as much.
+function sample(points, size, random) {
+  const shuffled = points.map((p) => [random(), p]).sort((a, b) => a[0] - b[0]).map((x) => x[1]);
+  const seen = {}, first = [], rest = [];
+  for (const p of shuffled) {
+    const key = `${p.thread}/${p.call}`;
+    seen[key] = (seen[key] ?? 0) + 1;
+    (seen[key] <= 2 ? first : rest).push(p);
+  }
+  return [...first, ...rest].slice(0, size);
+}
+
+// Side by side, in order, until all are done or the sample's time is over; how many
+// were begun.
+async function each(list, seconds, body) {
+  const end = Date.now() + seconds * 1000;
+  let begun = 0;
+  await Promise.all(Array.from({ length: SIDE }, async () => {
+    while (begun < list.length && (long || Date.now() < end)) await body(list[begun++]);
+  }));
+  return begun;
+}
+
+// ---- what must hold of a state folder ----------------------------------------
+
+// Looked at in a copy: opening a database mends it, and that is pawld's to do.
+function checkFiles(dir) {
+  const copy = scratch();
+  try {
+    for (const db of ['pawl.db', 'checkpoints.db']) {
+      for (const tail of ['', '-wal'])
+        if (fs.existsSync(`${dir}/${db}${tail}`)) fs.copyFileSync(`${dir}/${db}${tail}`, `${copy}/${db}${tail}`);
+      const r = spawnSync('sqlite3', [`${copy}/${db}`, 'PRAGMA integrity_check; PRAGMA foreign_key_check;'], { encoding: 'utf8' });
+      assert.equal(r.status, 0, r.stderr);
+      assert.equal(r.stdout.trim(), 'ok', `${db}: ${r.stdout}`);
+    }
+  } finally {
+    fs.rmSync(copy, { recursive: true });
+  }
+}
+
+// Every checkpoint that is listed can be had whole: [{id, step, digest}].
+async function checkCheckpoints(s, id) {
+  const list = await s.checkpoints(id);
+  for (const c of list) {
+    try {
+      await checkOne(s, id, c);
+    } catch (e) { // pruned since the list was made?
+      if ((await s.checkpoints(id)).some((other) => other.id === c.id)) throw e;
+    }
+  }
+  return list;
+}
+async function checkOne(s, id, c) {
+  const { manifest } = await s.manifest(c.id);
+  const file = (await s.get(`/v1/checkpoints/${c.id}/state`)).expect(200).body;
+  const bytes = file.subarray(8 + Number(file.readBigUInt64LE()));
+  assert.equal(bytes.length, manifest.bytes);
+  manifest.chunks.forEach((sha, i) => assert.equal(sha256(bytes.subarray(i * CHUNK, (i + 1) * CHUNK)), sha, `chunk ${i} of step ${c.step}`));
+  const model = (await s.get(`/v1/jobs/${id}/model?checkpoint=${c.id}`)).expect(200).body;
+  assert.equal(sha256(model), manifest.model_sha256);
+}
+
+const csv = async (s, id) => (await s.get(`/v1/jobs/${id}/metrics`, { Accept: 'text/csv' })).expect(200).text
+  .split('\n').filter((l) => !l.includes('records_per_s')).sort().join('\n');
+
+// ---- pawld, and a worker that only speaks the protocol -------------------------
+
+const spec = tinySpec({ training: { effective_batch: 4 }, runtime: { keep: 2 }, limits: { lost: 10_000, no_progress: 10_000 } });
+const STEPS = 10;
+// Where it saves, and what it says then.
+const PLAN = [{ step: 5 }, { step: 7, leave: 'yielded' }, { step: 9 }, { step: STEPS, leave: 'finished' }];
+const metricsAt = (step) => [step, { loss: Math.fround(Math.sin(step)), lr: 0.01 }];
+
+class Trainee {
+  constructor(s) {
+    this.s = s;
+    this.answered = []; // {step, digest} of checkpoints
+    this.ends = 0;      // of pawld
+    this.up = Promise.resolve();
+    // a process that pawld can see live, and die
+    this.process = spawn('sleep', ['100000'], { stdio: 'ignore' });
+  }
+  // kill -9 of the worker: seen as dead by the next pawld
+  async die() {
+    this.dead = true;
+    this.process.kill('SIGKILL');
+    await gone(this.process.pid);
+  }
+
+  // As the real worker does: the same request again until there is an answer.
+  async insist(call, status) {
+    for (;;) {
+      await this.up;
+      const { ends } = this;
+      if (this.dead) throw new Died();
+      let r = null;
+      try { r = await call(); } catch (e) { if (e.name === 'AssertionError') throw e; }
+      if (this.dead) throw new Died();
+      if (r) return r.expect(status);
+      await until('the end of pawld, which broke a connection', () => this.ends > ends, { patience_ms: 20_000, every_ms: 2 });
+    }
+  }
+
+  async claim() {
+    this.w = new FakeWorker(this.s, { name: 'trainee', pid: this.process.pid });
+    this.w.identity.local = true;
+    await this.insist(() => this.w.claim(), 201);
+    this.at = this.w.lease.checkpoint.manifest.step;
+    this.from ??= this.at;
+  }
+
+  // Until the job's end, or until this worker dies.
+  async train() {
+    await this.claim();
+    while (this.at < STEPS) {
+      const { step, leave } = PLAN.find((p) => p.step > this.at);
+      const w = this.w;
+      const metrics = Array.from({ length: step - this.at }, (_, i) => metricsAt(this.at + 1 + i));
+      const seq = ++w.seq;
+      await this.insist(() => w.heartbeat({ position: w.position(step), metrics, seq }), 200);
+      const manifest = await this.save(step);
+      const release = leave && w.releaseBody(leave, leave === 'yielded' ? 'steps' : 'all steps are done', step);
+      const r = await this.insist(() => w.checkpoint(manifest, { release }), 201);
+      this.answered.push({ step, digest: r.json.digest });
+      this.at = step;
+      if (leave === 'yielded') await this.claim();
+    }
+  }
+  async save(step) {
+    const { manifest, chunks } = stateOf(this.w.lease, step, madeUp(step), this.w.previous);
+    for (const c of chunks) await this.insist(() => this.w.chunk(c), 204);
+    return manifest;
+  }
+}
+class Died extends Error {}
+
+let template; // a state folder whose job yielded at step 3
+let whole;    // what an undisturbed run comes to
+let counts;
+
+const copyOf = (dir) => {
+  const to = scratch();
+  fs.cpSync(dir, to, { recursive: true });
+  return to;
+};
+async function onCopy(body) {
+  const dir = copyOf(template.dir);
+  const s = await Server.start({ dir, workers: 0 });
+  try {
+    return await body(s);
+  } catch (e) {
+    e.message += `\n--- log of pawld\n${s.log.slice(-3000)}`;
+    throw e;
+  } finally {
+    s.sweep();
+    fs.rmSync(dir, { recursive: true, force: true, maxRetries: 5 });
+  }
+}
+const outcome = async (s) => {
+  const job = await s.job(template.job);
+  assert.equal(job.state, 'completed', job.reason);
+  const model = (await s.get(`/v1/jobs/${template.job}/model`)).expect(200).body;
+  assert.equal(sha256(model), job.model_sha256);
+  const { records_per_s, eta_s, ...progress } = job.progress;
+  return { model: job.model_sha256, csv: await csv(s, template.job), progress, exact: job.exact };
+};
+
+before(async () => {
+  if (skip) return;
+  const dir = scratch();
+  const s = await Server.start({ dir, workers: 0 });
+  await s.upload('tiny', { 'a.jsonl': tinyShard(STEPS * 4) });
+  const job = await s.submit(spec);
+  const w = new FakeWorker(s);
+  (await w.claim()).expect(201);
+  assert.equal(w.lease.steps, STEPS);
+  (await w.heartbeat({ position: w.position(2), metrics: [1, 2].map(metricsAt) })).expect(200);
+  (await w.checkpoint(await w.save(2))).expect(201);
+  (await w.checkpoint(await w.save(3), { release: w.releaseBody('yielded', 'steps', 3, { metrics: [metricsAt(3)] }) })).expect(201);
+  await s.terminate();
+  s.sweep();
+  template = { dir, job: job.id };
+
+  // What is there to be killed at: two runs, since housekeeping comes when it comes.
+  counts = {};
+  for (let i = 0; i < 2; i++) {
+    await onCopy(async (copy) => {
+      const file = path.join(copy.dir, 'calls');
+      const trace = await attach(copy.pid, { file });
+      const tids = threads(copy.pid);
+      const t = new Trainee(copy);
+      await t.train();
+      t.process.kill('SIGKILL');
+      await trace.detach();
+      for (const [k, n] of Object.entries(counted(file, tids))) counts[k] = Math.max(counts[k] ?? 0, n);
+      const now = await outcome(copy);
+      whole ??= now;
+      assert.deepEqual(now, whole);
+    });
+  }
+});
+after(() => template && fs.rmSync(template.dir, { recursive: true, force: true }));
+
+// One point: true when pawld was killed there.
+async function killAt(point, workerToo) {
+  return onCopy(async (s) => {
+    const first = new Trainee(s), second = new Trainee(s);
+    try {
+      const trace = await attach(s.pid, { tid: threads(s.pid)[point.thread], inject: point });
+      let killed = false, over = false;
+      const restart = s.exited.then(async () => {
+        if (over) return;
+        killed = true;
+        let again;
+        first.up = new Promise((done) => { again = done; });
+        first.ends++;
+        try {
+          checkFiles(s.dir);
+          if (workerToo) await first.die();
+          await s.launch();
+          const list = await checkCheckpoints(s, template.job);
+          const newest = Math.max(...list.map((c) => c.step));
+          assert.ok(list.length >= 2, `two checkpoints are always there: ${JSON.stringify(list)}`);
+          for (const a of first.answered)
+            assert.ok(newest > a.step || list.some((c) => c.digest === a.digest), `the checkpoint at ${a.step} had been answered`);
+        } finally {
+          again();
+        }
+      });
+      let died = false;
+      try { await first.train(); } catch (e) { if (!(e instanceof Died)) throw e; died = true; }
+      over = !first.ends;
+      if (!over) await restart;
+      await trace.detach();
+      if (died && (await s.job(template.job)).state !== 'completed') {
+        const newest = Math.max(...(await s.checkpoints(template.job)).map((c) => c.step));
+        await second.train();
+        assert.equal(second.from, newest, 'the next worker goes on at the newest checkpoint');
+      }
+      assert.deepEqual(await outcome(s), whole);
+      await checkCheckpoints(s, template.job);
+      const leases = await s.leases(template.job);
+      assert.ok(leases.every((l) => l.outcome), 'every lease has ended');
+      assert.equal(leases.filter((l) => l.outcome === 'finished').length, 1);
+      assert.equal(leases.filter((l) => l.outcome === 'lost').length <= (died ? 1 : 0), true, 'only a dead worker loses its lease');
+      over = true;
+      await s.kill9();
+      checkFiles(s.dir);
+      return killed;
+    } finally {
+      for (const w of [first, second]) w.process.kill('SIGKILL');
+    }
+  });
+}
+
+const nameOf = (p) => `${p.thread === undefined ? '' : `thread ${p.thread}, `}${p.call} ${p.n}${p.workerToo ? ', and the worker' : ''}`;
+
+test('pawld killed at system calls of saves and releases', { skip, timeout: 7_200_000 }, async (t) => {
+  const random = randomSource(t);
+  const all = pointsOf(counts).flatMap((p) => [false, true].map((workerToo) => ({ ...p, workerToo })));
+  const missed = [];
+  const visited = await each(sample(all, long ? all.length : 64, random), 60, async (p) => {
+    try {
+      if (!await killAt(p, p.workerToo)) missed.push(nameOf(p));
+    } catch (e) {
+      e.message = `killed at ${nameOf(p)}: ${e.message}`;
+      throw e;
+    }
+  });
+  t.diagnostic(`killed at ${visited - missed.length} of ${all.length} points; not reached: ${missed.length}`);
+  assert.ok(missed.length <= visited / 5, `most points are reached: ${missed.slice(0, 20).join('; ')}`);
+});
+
+// ---- real workers ----------------------------------------------------------------
+
+// A checkpoint after every step, and a release in the middle.
+const chess = chessSpec({ training: { epochs: 2 }, runtime: { checkpoint_every: 1, restart: { every_micro_batches: 6 } }, limits: { lost: 10_000, no_progress: 10_000 } });
+
+// Programs as they are, but that the first worker runs under strace with what stands
+// in `options`; its process is pawld's child all the same.
+function tracedPrograms(dir) {
+  fs.mkdirSync(dir);
+  fs.copyFileSync(path.join(bin, 'pawld'), `${dir}/pawld`);
+  fs.writeFileSync(`${dir}/pawl-worker`, `#!/bin/sh
+case " $* " in
+*" --standby "*) ;; # may wait for long
+*)
+    if mv ${dir}/options ${dir}/taken 2>/dev/null; then
+        exec strace -D -f -qq -s 40 -o ${dir}/calls $(cat ${dir}/taken) ${bin}/pawl-worker "$@"
+    fi
+    ;;
+esac
+exec ${bin}/pawl-worker "$@"
+`, { mode: 0o755 });
+  return dir;
+}
+
+async function onChess(body, { traced } = {}) {
+  const dir = scratch();
+  const programs = traced ? tracedPrograms(`${dir}/bin`) : bin;
+  if (traced) fs.writeFileSync(`${dir}/bin/options`, traced);
+  const s = await Server.start({ dir: `${dir}/state`, programs });
+  try {
+    await s.upload('chess', { 'shard-0000.jsonl': chessLines().slice(0, 96).join('\n') + '\n' });
+    const job = await s.submit(chess);
+    return await body(s, job.id, dir);
+  } catch (e) {
+    e.message += `\n--- log of pawld\n${s.log.slice(-3000)}`;
+    throw e;
+  } finally {
+    s.sweep();
+    fs.rmSync(dir, { recursive: true, force: true, maxRetries: 5 });
+  }
+}
+
+// Model and losses as in the undisturbed run, all checkpoints whole, files sound.
+async function endsWell(s, id, expected) {
+  const { model, series } = await s.result(id);
+  assert.equal(model, expected.model);
+  assert.deepEqual(series, expected.series);
+  assert.equal((await s.job(id)).exact.tier, 'bit');
+  await checkCheckpoints(s, id);
+  await s.kill9();
+  s.sweepProcesses();
+  checkFiles(s.dir);
+}
+
+const noWorker = skip || (hasWorker ? false : 'there is no pawl-worker in this build');
+
+test('a worker killed at system calls of saves and releases', { skip: noWorker, timeout: 7_200_000 }, async (t) => {
+  const random = randomSource(t);
+  let whole;
+  // The calls of its first lease, from the first chunk on.
+  const points = await onChess(async (s, id, dir) => {
+    whole = await s.result(id);
+    // strace writes when the worker has ended
+    const lines = await until('the calls of the first worker', () => {
+      const text = fs.readFileSync(`${dir}/bin/calls`, 'latin1');
+      return text && text.split('\n');
+    });
+    const seen = {}, found = [];
+    let saving = false;
+    for (const line of lines) {
+      const m = /^(\d+)\s+(\w+)\(/.exec(line);
+      if (!m) continue;
+      const key = `${m[1]}/${m[2]}`;
+      seen[key] = (seen[key] ?? 0) + 1;
+      saving ||= /"PUT \/v1\/leases\//.test(line);
+      if (saving) found.push({ call: m[2], n: seen[key] });
+    }
+    assert.ok(saving, `a chunk was sent: ${lines.slice(0, 20).join('\n')}`);
+    // strace counts for each thread: a point is reached by whichever thread comes first
+    return [...new Map(found.map((p) => [nameOf(p), p])).values()];
+  }, { traced: `-e trace=${CALLS.join(',')}` });
+  const missed = [];
+  const visited = await each(sample(points, long ? points.length : 8, random), 40, async (p) => {
+    try {
+      await onChess(async (s, id) => {
+        await s.completed(id);
+        const lost = (await s.leases(id)).filter((l) => l.outcome === 'lost');
+        if (!lost.length) missed.push(nameOf(p));
+        await endsWell(s, id, whole);
+      }, { traced: `-e trace=${p.call} -e inject=${p.call}:signal=SIGKILL:when=${p.n}` });
+    } catch (e) {
+      e.message = `killed at ${nameOf(p)}: ${e.message}`;
+      throw e;
+    }
+  });
+  t.diagnostic(`killed at ${visited} of ${points.length} points; none of them in a lease: ${missed.length}`);
+});
+
+test('pawld killed at system calls while a worker saves', { skip: noWorker, timeout: 7_200_000 }, async (t) => {
+  const random = randomSource(t);
+  let whole;
+  await onChess(async (s, id) => { whole = await s.result(id); });
+  const most = Object.entries(counts).filter(([, n]) => n >= 10).map(([key]) => key);
+  let killed = 0;
+  const visited = await each(Array.from({ length: long ? 200 : 6 }, () => {
+    const [thread, call] = most[Math.floor(random() * most.length)].split('/');
+    return { thread: Number(thread), call, n: 1 + Math.floor(random() * Math.min(40, counts[`${thread}/${call}`])) };
+  }), 30, async (p) => {
+    try {
+      await onChess(async (s, id) => {
+        await s.waitJob(id, 'past its first checkpoint', (j) => j.progress.step >= 1);
+        const trace = await attach(s.pid, { tid: threads(s.pid)[p.thread], inject: p });
+        const first = s.exited;
+        const ended = await Promise.race([first, until('the end of the job', async () => {
+          try { return (await s.job(id)).state === 'completed'; } catch { return null; }
+        }, { every_ms: 100 })]);
+        if (ended !== true) {
+          killed++;
+          checkFiles(s.dir);
+          await s.launch();
+        }
+        await trace.detach();
+        await endsWell(s, id, whole);
+      });
+    } catch (e) {
+      e.message = `killed at ${nameOf(p)}: ${e.message}`;
+      throw e;
+    }
+  });
+  t.diagnostic(`pawld killed ${killed} times at ${visited} points`);
+});
