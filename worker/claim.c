@@ -15,7 +15,8 @@
 
 #define CLAIM_WAIT_S 30
 /* A server that was not there yet, or restarts, is tried for so long. A local
- * worker's server is its parent: no reason to wait. */
+ * worker's server is its parent: once that is gone there is nobody to wait
+ * for. */
 #define PATIENCE_S 10.0
 
 static double seconds(void)
@@ -136,10 +137,8 @@ int claim_wait(struct client *c, const struct worker_options *o, json_t **ret,
             return 0;
         if (!client_retriable(r))
             return r;
-        if (r == ERR_NET && o->supervised)
-            return 0; /* a restarted server starts workers of its own */
         if (o->supervised && getppid() != parent)
-            return 0;
+            return 0; /* a restarted server starts workers of its own */
         if (seconds() - answered > PATIENCE_S)
             return r == ERR_NET ? 0 : r;
         struct timespec pause = {0, 250 * 1000000};
