@@ -5,8 +5,8 @@
  *
  *   DIR/lock        held while a pawld runs on DIR
  *   DIR/token       the token, mode 0600, made once
- *   DIR/url         base URL, there once /readyz is 200, gone after a clean stop;
- *                   http://localhost where only a Unix socket is listened on
+ *   DIR/url         base URL, there once /readyz is 200, gone after a clean
+ *                   stop; http://localhost where there is only a Unix socket
  *   DIR/socket      path of the Unix socket, if one is listened on
  *   DIR/tmp         uploads under way; emptied at start
  *   DIR/datasets/<dataset>/<shard>

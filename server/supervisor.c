@@ -2,11 +2,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,13 +38,8 @@ struct proc {
     enum role_now role;
     bool adopted;
     int64_t started_ms;
-    char cgroup_events[512]; /* where it counts kills; "": nowhere */
-    int64_t oom_kills;       /* the counter there some seconds ago; -1 */
-    int64_t oom_kills_next, oom_read_ms;
+    struct death_watch watch;
 };
-
-#define OOM_LINES 16
-#define OOM_WATCH_MS 3000
 
 struct supervisor {
     struct server *server;
@@ -54,10 +47,7 @@ struct supervisor {
     int wake_fd;
     pthread_t thread;
     bool started;
-    int kmsg_fd; /* -1: not readable */
-    /* the kernel's newest lines of processes killed; several may die at once */
-    char oom_lines[OOM_LINES][400];
-    unsigned n_oom_lines;
+    struct death_log *kernel; /* or NULL */
 
     pthread_mutex_t mutex; /* for what others read: procs, drained */
     pthread_cond_t gone;
@@ -69,44 +59,6 @@ struct supervisor {
     int64_t not_before_ms; /* no start sooner */
 };
 
-/* ---- verdicts ---- */
-
-bool death_is_clean(const struct death *d)
-{
-    return d->kind == DEATH_EXIT && d->code == 0;
-}
-
-void death_judge(struct death *d)
-{
-    switch (d->kind) {
-    case DEATH_SIGNAL:
-        if (d->oom_confirmed)
-            snprintf(d->verdict, sizeof(d->verdict),
-                     "was killed for memory (confirmed out-of-memory kill)");
-        else if (d->signal == SIGKILL)
-            snprintf(d->verdict, sizeof(d->verdict),
-                     "was killed by signal 9, cause unknown");
-        else
-            snprintf(d->verdict, sizeof(d->verdict),
-                     "was killed by signal %d (%s)", d->signal,
-                     strsignal(d->signal));
-        break;
-    case DEATH_EXIT:
-        snprintf(d->verdict, sizeof(d->verdict), "exited with %d by itself",
-                 d->code);
-        break;
-    case DEATH_UNKNOWN:
-        if (d->oom_confirmed)
-            snprintf(d->verdict, sizeof(d->verdict),
-                     "was killed for memory (confirmed out-of-memory kill)");
-        else
-            snprintf(d->verdict, sizeof(d->verdict),
-                     "is gone, exit status not known (an earlier server had "
-                     "started it)");
-        break;
-    }
-}
-
 /* ---- processes ---- */
 
 static int64_t mono_ms(void)
@@ -116,184 +68,9 @@ static int64_t mono_ms(void)
     return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
-static int read_text(const char *path, char *out, size_t cap)
-{
-    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    ssize_t n = read(fd, out, cap - 1);
-    if (n < 0)
-        return -1;
-    out[n] = '\0';
-    return (int)n;
-}
-
-/* Field 22 of /proc/PID/stat, in clock ticks since boot; -1: no process. */
-static int64_t start_ticks_of(pid_t pid)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    if (read_text(path, text, sizeof(text)) < 0)
-        return -1;
-    /* the name may hold spaces and brackets: fields count from the last one */
-    char *s = strrchr(text, ')');
-    for (int field = 2; s && field < 22; field++)
-        s = strchr(s + 1, ' ');
-    return s ? strtoll(s + 1, NULL, 10) : -1;
-}
-
-/* A zombie holds its pid and start time, but does nothing any more. */
-static bool is_zombie(pid_t pid)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    if (read_text(path, text, sizeof(text)) < 0)
-        return false;
-    char *s = strrchr(text, ')');
-    return s && s[1] == ' ' && (s[2] == 'Z' || s[2] == 'X');
-}
-
-/* The file in which the process's cgroup counts its kills: of the unified
- * hierarchy, or of the memory controller where that is still apart. */
-static void find_cgroup(pid_t pid, char *out, size_t cap)
-{
-    char path[64], text[4096];
-    *out = '\0';
-    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
-    if (read_text(path, text, sizeof(text)) < 0)
-        return;
-    for (char *line = text, *next; line && *line; line = next) {
-        next = strchr(line, '\n');
-        if (next)
-            *next++ = '\0';
-        char *at;
-        if (!strncmp(line, "0::/", 4))
-            snprintf(out, cap, "/sys/fs/cgroup%.400s/memory.events",
-                     line[4] ? line + 3 : "");
-        else if ((at = strstr(line, ":memory:/")))
-            snprintf(out, cap, "/sys/fs/cgroup/memory%.400s/memory.oom_control",
-                     at[9] ? at + 8 : "");
-        if (*out && access(out, R_OK) == 0)
-            return;
-        *out = '\0';
-    }
-}
-
-static int64_t read_oom_kills(const char *path)
-{
-    char text[1024];
-    if (!*path || read_text(path, text, sizeof(text)) < 0)
-        return -1;
-    for (char *s = text; s && *s; s = strchr(s, '\n'), s = s ? s + 1 : NULL)
-        if (!strncmp(s, "oom_kill ", 9))
-            return strtoll(s + 9, NULL, 10);
-    return -1;
-}
-
-/* Note the counter, so that it can be seen to grow about when the process dies.
- * Tearing down a large one takes a while, so the figure compared with is some
- * seconds old. Whoever moves a worker to another cgroup is followed. */
-static void watch_cgroup(struct proc *p)
-{
-    char path[sizeof(p->cgroup_events)];
-    int64_t now = mono_ms();
-    if (p->oom_read_ms && now - p->oom_read_ms < OOM_WATCH_MS)
-        return;
-    p->oom_read_ms = now;
-    find_cgroup(p->pid, path, sizeof(path));
-    int64_t kills = read_oom_kills(path);
-    if (strcmp(path, p->cgroup_events)) {
-        strcpy(p->cgroup_events, path);
-        p->oom_kills_next = kills;
-    }
-    p->oom_kills = p->oom_kills_next;
-    p->oom_kills_next = kills;
-}
-
-/* What the kernel logged since the last look. */
-static void read_kmsg(struct supervisor *sup)
-{
-    char line[8192];
-    for (int i = 0; sup->kmsg_fd >= 0 && i < 100000; i++) {
-        ssize_t n = read(sup->kmsg_fd, line, sizeof(line) - 1);
-        if (n < 0 && (errno == EPIPE || errno == EINTR))
-            continue; /* lines were overwritten */
-        if (n <= 0)
-            return;
-        line[n] = '\0';
-        line[strcspn(line, "\n")] = '\0';
-        char *text = strchr(line, ';');
-        if (text && strstr(text, "illed process ") &&
-            (strstr(text, "emory") || strstr(text, "OOM") ||
-             strstr(text, "oom")))
-            snprintf(sup->oom_lines[sup->n_oom_lines++ % OOM_LINES],
-                     sizeof(sup->oom_lines[0]), "%s", text + 1);
-    }
-}
-
-/* A line that names the pid as killed for memory is the best evidence. */
-static char *find_oom_line(struct supervisor *sup, pid_t pid)
-{
-    char needle[64];
-    snprintf(needle, sizeof(needle), "illed process %d ", (int)pid);
-    read_kmsg(sup);
-    for (int i = 0; i < OOM_LINES; i++)
-        if (strstr(sup->oom_lines[i], needle))
-            return sup->oom_lines[i];
-    return NULL;
-}
-
-static void gather_evidence(struct supervisor *sup, const struct proc *p,
-                            struct death *d)
-{
-    char *line = find_oom_line(sup, p->pid);
-    if (d->kind == DEATH_EXIT ||
-        (d->kind == DEATH_SIGNAL && d->signal != SIGKILL))
-        return;
-    if (line) {
-        d->oom_confirmed = true;
-        snprintf(d->evidence, sizeof(d->evidence), "kernel: %s", line);
-        *line = '\0'; /* the pid may come again */
-        return;
-    }
-    int64_t now = read_oom_kills(p->cgroup_events);
-    if (p->oom_kills >= 0 && now > p->oom_kills) {
-        d->oom_confirmed = true;
-        snprintf(d->evidence, sizeof(d->evidence),
-                 "oom_kill in %.300s went from %" PRId64 " to %" PRId64,
-                 p->cgroup_events, p->oom_kills, now);
-    }
-}
-
 static void log_path(struct supervisor *sup, pid_t pid, char *out, size_t cap)
 {
     snprintf(out, cap, "%s/worker-%d.log", sup->server->logs_dir, (int)pid);
-}
-
-/* The last lines that it wrote, UTF-8 or not: bytes beyond ASCII become '?'. */
-static void read_last_lines(struct supervisor *sup, struct death *d)
-{
-    char path[4200];
-    log_path(sup, (pid_t)d->pid, path, sizeof(path));
-    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0 || !st.st_size)
-        return;
-    off_t from = st.st_size - (off_t)sizeof(d->last_lines) + 1;
-    ssize_t n = pread(fd, d->last_lines, sizeof(d->last_lines) - 1,
-                      from > 0 ? from : 0);
-    if (n <= 0)
-        return;
-    d->last_lines[n] = '\0';
-    for (char *s = d->last_lines; *s; s++)
-        if ((unsigned char)*s >= 0x80 ||
-            ((unsigned char)*s < 0x20 && *s != '\n'))
-            *s = '?';
-    while (n && d->last_lines[n - 1] == '\n')
-        d->last_lines[--n] = '\0';
-    char *whole = from > 0 ? strchr(d->last_lines, '\n') : NULL;
-    if (whole) /* the first one is cut */
-        memmove(d->last_lines, whole + 1, strlen(whole));
 }
 
 /* Logs of workers that are gone: those that say nothing go, and of the others
@@ -418,12 +195,12 @@ static int proc_start(struct supervisor *sup, enum role_now role)
     }
     p->pid = pid;
     p->pidfd = pidfd_open(pid, 0);
-    p->start_ticks = start_ticks_of(pid);
+    p->start_ticks = process_started(pid);
     p->go_fd = pipe_fds[1];
     p->role = role;
     p->started_ms = mono_ms();
-    p->oom_kills = p->oom_kills_next = -1;
-    watch_cgroup(p);
+    p->watch = (struct death_watch)DEATH_WATCH_INIT;
+    death_watch(&p->watch, p->pid, p->started_ms);
     pthread_mutex_lock(&sup->mutex);
     p->next = sup->procs;
     sup->procs = p;
@@ -438,8 +215,8 @@ static int adopt_one(void *arg, int64_t pid, int64_t started, struct err *err)
     struct supervisor *sup = arg;
     int fd = pidfd_open((pid_t)pid, 0);
     /* the pid may be another process by now: its start time tells */
-    if (fd < 0 || start_ticks_of((pid_t)pid) != started ||
-        is_zombie((pid_t)pid)) {
+    if (fd < 0 || process_started((pid_t)pid) != started ||
+        process_is_zombie((pid_t)pid)) {
         if (fd >= 0)
             close(fd);
         return 0; /* reconcile reports it */
@@ -455,8 +232,8 @@ static int adopt_one(void *arg, int64_t pid, int64_t started, struct err *err)
     p->go_fd = -1;
     p->adopted = true;
     p->started_ms = mono_ms();
-    p->oom_kills = p->oom_kills_next = -1;
-    watch_cgroup(p);
+    p->watch = (struct death_watch)DEATH_WATCH_INIT;
+    death_watch(&p->watch, p->pid, p->started_ms);
     p->next = sup->procs;
     sup->procs = p;
     return 0;
@@ -583,10 +360,13 @@ static void proc_died(struct supervisor *sup, struct proc *p)
                 d.signal = info.si_status;
         }
     }
-    gather_evidence(sup, p, &d);
+    death_evidence(&d, &p->watch, sup->kernel);
     death_judge(&d);
-    if (!death_is_clean(&d))
-        read_last_lines(sup, &d);
+    if (!death_is_clean(&d)) {
+        char path[4200];
+        log_path(sup, p->pid, path, sizeof(path));
+        death_read_log(&d, path);
+    }
 
     int r = 0;
     if (p->role == WORKER_ACTIVE)
@@ -702,7 +482,7 @@ static void *supervisor_main(void *arg)
         }
         int64_t wait = sup->not_before_ms - mono_ms();
         for (struct proc *p = sup->procs; p; p = p->next)
-            watch_cgroup(p);
+            death_watch(&p->watch, p->pid, mono_ms());
         int timeout = draining || wait < 0 ? 1000
                       : wait > 1000        ? 1000
                                            : (int)wait + 1;
@@ -750,9 +530,7 @@ int supervisor_new(struct server *s, struct supervisor **ret, struct err *err)
     pthread_mutex_init(&sup->mutex, NULL);
     pthread_cond_init(&sup->gone, NULL);
     sup->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    sup->kmsg_fd = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (sup->kmsg_fd >= 0)
-        lseek(sup->kmsg_fd, 0, SEEK_END);
+    sup->kernel = death_log_open();
     int r = find_program(sup, err);
     if (r >= 0)
         r = lanes_call(s->lanes, LANE_READ, adopt_all, sup, err);
@@ -832,8 +610,7 @@ void supervisor_free(struct supervisor *sup)
     }
     if (sup->wake_fd >= 0)
         close(sup->wake_fd);
-    if (sup->kmsg_fd >= 0)
-        close(sup->kmsg_fd);
+    death_log_close(sup->kernel);
     pthread_mutex_destroy(&sup->mutex);
     pthread_cond_destroy(&sup->gone);
     free(sup->program);

@@ -9,36 +9,15 @@
  *   spawned --standby ──"go"──► active ──exit 0──► (gone) ─► stand-by steps in
  *                                 └──── signal, code ─► death ─► reported
  *
- * Exit code and signal are kept apart, and 137 alone proves nothing: only the
- * kernel's own word (cgroup counter, log line) makes it an out-of-memory kill.
- */
+ * What a death is taken for, and on what evidence, is death.h's affair. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "schema/buf.h"
 #include "schema/err.h"
+#include "server/death.h"
 
 struct server;
 struct supervisor;
-
-enum death_kind { DEATH_EXIT, DEATH_SIGNAL, DEATH_UNKNOWN };
-
-/* How a worker ended. DEATH_UNKNOWN: it was adopted, so its status went to
- * init. */
-struct death {
-    int64_t pid, start_ticks;
-    enum death_kind kind;
-    int code, signal; /* one of them, or -1 */
-    bool oom_confirmed;
-    char verdict[160];    /* "was killed by signal 9, cause unknown" */
-    char evidence[512];   /* the kernel's line or the counter; "" if none */
-    char last_lines[600]; /* of its stderr; "" if none */
-};
-
-/* Is this exit the normal end of a worker? */
-bool death_is_clean(const struct death *d);
-/* Fill verdict from kind, code, signal and oom_confirmed. */
-void death_judge(struct death *d);
 
 /* Adopt the workers that live, report those that died unseen. Nobody is started
  * before supervisor_start. */
