@@ -22,7 +22,6 @@ libsqlite3-dev       SQLite 3
 libsimdjson-dev      simdjson
 libcurl4-openssl-dev libcurl
 libssl-dev           OpenSSL
-zlib1g-dev           zlib
 curl                 the program curl'
 test_packages='
 libcmocka-dev        cmocka
@@ -107,7 +106,6 @@ need_elsewhere() {
         libsimdjson-dev) pkg-config --exists simdjson ;;
         libcurl4-openssl-dev) pkg-config --exists libcurl ;;
         libssl-dev) pkg-config --exists libcrypto ;;
-        zlib1g-dev) pkg-config --exists zlib ;;
         libcmocka-dev) pkg-config --exists cmocka ;;
         python3-torch) python3 -c 'import torch' ;;
         # libtorch has no .pc file: CMake finds it, or says so.

@@ -134,9 +134,8 @@ if (hasWorker) {
   const nm = async (program, ...flags) => (await promisify(execFile)('nm', [...flags, path.join(bin, program)], { maxBuffer: 64 << 20 })).stdout;
 
   test('pawld pulls in no libtorch', async () => {
-    assert.doesNotMatch(await ldd('pawld'), /torch|c10|openblas|dnnl/i);
-    assert.doesNotMatch(await nm('pawld', '-D', '-u'), /torch|c10/i);
-    assert.doesNotMatch(await nm('pawld'), /trainer_new|at::/);
+    assert.doesNotMatch(await ldd('pawld'), /lib(torch|c10|openblas|dnnl)/);
+    assert.doesNotMatch(await nm('pawld'), /trainer_new|_ZN(5torch|3c10|2at)/);
   });
 
   test('pawl-worker opens no database', async () => {

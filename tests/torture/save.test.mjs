@@ -9,7 +9,7 @@ import os from 'node:os';
 import path from 'node:path';
 import { chessSpec, moment, randomSource, signal, tinyShard, until, withServer } from '../harness.mjs';
 
-const rounds = process.env.TEST_LONG ? 100 : 12;
+const rounds = process.env.TEST_LONG ? 100 : 8;
 // A checkpoint after every step: most of the time is saving.
 const spec = (epochs) => chessSpec({ training: { epochs }, runtime: { checkpoint_every: 1 }, limits: { lost: 10_000, no_progress: 10_000 } });
 
