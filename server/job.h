@@ -83,9 +83,3 @@ int job_touch(struct store *st, int64_t id, struct err *err);
 /* Why no worker takes it, from a claim that could not. */
 int job_say_why(struct store *st, int64_t id, const char *reason,
                 struct err *err);
-
-/* First difference of two fingerprints as "threads: 1 → 2"; 0: none. */
-int fingerprint_diff(const json_t *a, const json_t *b, char *ret, size_t cap);
-/* What the server adds to a worker's library object. Caller owns. */
-json_t *fingerprint_compose(const json_t *library, const char *device,
-                            int64_t threads, const json_t *runtime);
