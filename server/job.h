@@ -55,6 +55,10 @@ int job_list(struct store *st, const struct job_filter *f, json_t **ret,
  * differ from what is there: ERR_CONFLICT with the pointer of the field. */
 int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
               struct err *err);
+/* The job's spec with a cycle's own data and training merged over it; each may
+ * be NULL. *ret NULL: nothing is its own. Caller owns *ret. */
+int job_own_spec(const struct job *j, const json_t *data,
+                 const json_t *training, json_t **ret, struct err *err);
 
 int job_pause(struct store *st, int64_t id, int64_t now_ms, struct err *err);
 int job_resume(struct store *st, int64_t id, int64_t now_ms, struct err *err);
