@@ -118,11 +118,13 @@ int claim_wait(struct client *c, const struct worker_options *o, json_t **ret,
                          .timeout_s = CLAIM_WAIT_S + 15};
     pid_t parent = getppid();
     double answered = seconds();
+    bool ever = false; /* has the server answered at all? */
     while (!atomic_load(o->drain)) {
         CLEANUP(answer_release) struct answer a = {0};
         int r = client_try(c, &rq, &a, err);
         if (r == 0 && a.status == 204) {
             answered = seconds();
+            ever = true;
             if (o->once)
                 return 0;
             continue;
@@ -140,7 +142,7 @@ int claim_wait(struct client *c, const struct worker_options *o, json_t **ret,
         if (o->supervised && getppid() != parent)
             return 0; /* a restarted server starts workers of its own */
         if (seconds() - answered > PATIENCE_S)
-            return r == ERR_NET ? 0 : r;
+            return r == ERR_NET && ever ? 0 : r;
         struct timespec pause = {0, 250 * 1000000};
         nanosleep(&pause, NULL);
     }

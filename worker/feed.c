@@ -298,10 +298,15 @@ static int make(struct feed *f, struct ready *b, struct err *err)
     }
     if (r < 0)
         return r;
-    if (!b->n)
+    if (!b->n) {
+        /* no step will ever cover them, and their reasons are all there is */
+        pthread_mutex_lock(&f->lock);
+        f->trained.skipped = f->at.skipped;
+        pthread_mutex_unlock(&f->lock);
         return err_set(err, ERR_DATA,
                        "no records: all %" PRId64 " lines read were skipped",
                        f->at.skipped);
+    }
     int r2 = seal(f, b, err);
     if (r2 < 0)
         return r2;

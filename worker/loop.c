@@ -277,12 +277,28 @@ static int release_alone(struct run *r, json_t *release, struct err *err)
     return e;
 }
 
+/* The bad records skipped so far, for the next report. Returns the distinct
+ * shapes of batches so far, which the feed counts too. */
+static int64_t tell_skipped(struct run *r)
+{
+    struct feed_stats stats = {0};
+    if (!r->feed)
+        return 0;
+    feed_stats(r->feed, &stats);
+    if (stats.skipped)
+        beat_bad(r->beat, stats.skipped, stats.bad);
+    else
+        json_decref(stats.bad);
+    return stats.shapes;
+}
+
 /* End the lease: with a checkpoint when there are steps that none covers. */
 static int leave(struct run *r, json_t *release, bool with_state,
                  struct err *err)
 {
     r->leaving = true;
     r->tries = 0;
+    tell_skipped(r);
     set_stage(r, "save");
     bool newer = r->trainer && r->feed &&
                  r->progress.step > (r->saved_step < 0 ? 0 : r->saved_step);
@@ -389,15 +405,7 @@ static int adopt_policy(struct run *r, struct err *err)
 static void take_sample(struct run *r)
 {
     memory_sample(&r->memory, r->trainer, &r->sample);
-    struct feed_stats stats = {0};
-    if (r->feed) {
-        feed_stats(r->feed, &stats);
-        if (stats.skipped)
-            beat_bad(r->beat, stats.skipped, stats.bad);
-        else
-            json_decref(stats.bad);
-    }
-    r->sample.shapes = stats.shapes;
+    r->sample.shapes = tell_skipped(r);
     r->sample.step = r->progress.step;
 }
 

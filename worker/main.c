@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <link.h>
@@ -227,6 +228,35 @@ static int main_predict(int argc, char **argv)
     return r < 0 ? fail(&err) : 0;
 }
 
+/* What no waiting will mend is said at once. */
+static int check_net(const struct client_options *net)
+{
+    struct stat st;
+    if (net->state && (stat(net->state, &st) < 0 || !S_ISDIR(st.st_mode))) {
+        usage_error("--state is not a folder", net->state);
+        return -1;
+    }
+    static const char *const schemes[] = {"http://", "https://",
+                                          "unix:", "http+unix://"};
+    bool known = !net->server;
+    for (size_t i = 0; !known && i < sizeof schemes / sizeof *schemes; i++)
+        known = !strncmp(net->server, schemes[i], strlen(schemes[i]));
+    if (!known) {
+        usage_error("--server is neither http://HOST:PORT nor unix:PATH",
+                    net->server);
+        return -1;
+    }
+    if (net->token_file && access(net->token_file, R_OK) < 0) {
+        usage_error("--token-file cannot be read", net->token_file);
+        return -1;
+    }
+    if (net->server && !net->token_file && !net->token) {
+        usage_error("--server needs --token-file or PAWL_TOKEN", NULL);
+        return -1;
+    }
+    return 0;
+}
+
 static int main_worker(int argc, char **argv)
 {
     enum { STATE = 1, SERVER, TOKEN_FILE, NAME, ONCE, SUPERVISED, STANDBY };
@@ -283,6 +313,8 @@ static int main_worker(int argc, char **argv)
         return usage_error("give either --state DIR or --server URL", NULL);
     if (o.net.server && !o.net.token_file)
         o.net.token = getenv("PAWL_TOKEN");
+    if (check_net(&o.net) < 0)
+        return 2;
     struct err err = {0};
     struct memory_fake probe;
     if (memory_fake_parse(getenv("PAWL_MEMORY_PROBE"), &probe, &err) < 0) {

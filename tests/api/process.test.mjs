@@ -138,6 +138,25 @@ if (hasWorker) {
     assert.doesNotMatch(await nm('pawld'), /trainer_new|_ZN(5torch|3c10|2at)/);
   });
 
+  test('pawl-worker says at once, and not with status 0, what no waiting will mend', () => {
+    for (const [args, word] of [
+      [['--state', '/nonexistent'], /--state is not a folder/],
+      [['--server', 'ftp://x'], /--server is neither/],
+      [['--server', 'http://127.0.0.1:1', '--token-file', '/nonexistent'], /--token-file cannot be read/],
+      [['--server', 'http://127.0.0.1:1'], /--token-file or PAWL_TOKEN/],
+    ]) {
+      const r = spawnSync(path.join(bin, 'pawl-worker'), args, { encoding: 'utf8', timeout: 60_000 });
+      assert.equal(r.status, 2, args.join(' '));
+      assert.match(r.stderr, word);
+    }
+  });
+
+  test('pawl-worker fails when no server ever answered', () => {
+    const r = spawnSync(path.join(bin, 'pawl-worker'), ['--server', 'http://127.0.0.1:1'], { encoding: 'utf8', timeout: 60_000, env: { ...process.env, PAWL_TOKEN: 'x' } });
+    assert.equal(r.status, 1);
+    assert.match(r.stderr, /127\.0\.0\.1:1/);
+  });
+
   test('pawl-worker opens no database', async () => {
     // libtorch's own dependencies may bring SQLite along; the worker refers to none of it.
     assert.doesNotMatch(await nm('pawl-worker', '-D', '-u'), /sqlite3_/);

@@ -136,6 +136,15 @@ test('an empty shard fails the job with its name', async () => {
   else assert.match((await s.failed(b.expect(201).json.id)).reason, /record/);
 });
 
+test('bad_records: skip with nothing but bad lines fails, and keeps their reasons', async () => {
+  await s.upload('allbad', { 'a.jsonl': '{"x":1}\n[]\n' });
+  const job = await s.submit(tinySpec({ data: { dataset: 'allbad', bad_records: 'skip' } }));
+  const end = await s.failed(job.id);
+  assert.match(end.reason, /no records: all 2 lines/);
+  assert.equal(end.data.skipped, 2, JSON.stringify(end.data));
+  assert.deepEqual(end.data.bad.map((b) => b.line).sort(), [1, 2]);
+});
+
 test('bad_records: skip counts them, keeps examples, and trains on the others', async () => {
   const bytes = Buffer.concat(badLines.map(([, bad]) => Buffer.concat([Buffer.from(jsonl([tiny(1)])), Buffer.from(bad), Buffer.from('\n')])));
   await s.upload('skip', { 'a.jsonl': bytes });
