@@ -60,9 +60,46 @@ static int end_block(struct upload *u, struct err *err)
     return 0;
 }
 
+static const struct {
+    const char *name, *magic;
+} compressed[] = {
+    {"gzip", "\x1f\x8b"},
+    {"zstd", "\x28\xb5\x2f\xfd"},
+    {"bzip2", "BZh"},
+    {"xz", "\xfd"
+           "7zXZ"},
+    {"zip", "PK\x03\x04"},
+    {"lz4", "\x04\x22\x4d\x18"},
+};
+
+/* No JSON begins with any of these, so a few bytes are enough to tell. */
+static int check_head(struct upload *u, const void *data, size_t len,
+                      struct err *err)
+{
+    if (u->n_head == UPLOAD_HEAD)
+        return 0;
+    size_t n = UPLOAD_HEAD - u->n_head;
+    if (n > len)
+        n = len;
+    memcpy(u->head + u->n_head, data, n);
+    u->n_head += n;
+    for (size_t i = 0; i < sizeof(compressed) / sizeof(compressed[0]); i++) {
+        size_t m = strlen(compressed[i].magic);
+        if (u->n_head >= m && !memcmp(u->head, compressed[i].magic, m))
+            return err_set(err, ERR_MEDIA,
+                           "the shard is %s-compressed, which is not "
+                           "supported yet: upload plain JSON lines",
+                           compressed[i].name);
+    }
+    return 0;
+}
+
 int upload_add(struct upload *u, const void *data, size_t len, struct err *err)
 {
     const char *s = data;
+    int bad = check_head(u, data, len, err);
+    if (bad < 0)
+        return bad;
     for (size_t done = 0; done < len;) {
         ssize_t n = write(u->fd, s + done, len - done);
         if (n < 0 && errno == EINTR)

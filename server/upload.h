@@ -12,6 +12,8 @@
 #include "schema/err.h"
 #include "schema/lines.h"
 
+#define UPLOAD_HEAD 6
+
 struct upload {
     char *path; /* the temporary file; NULL once published */
     int fd;
@@ -20,12 +22,16 @@ struct upload {
     char (
         *blocks)[DIGEST_HEX]; /* of WIRE_BLOCK_BYTES each; the last is short */
     size_t n_blocks, cap_blocks;
-    size_t in_block; /* bytes in the block under way */
+    size_t in_block;                 /* bytes in the block under way */
+    unsigned char head[UPLOAD_HEAD]; /* the first bytes of all */
+    size_t n_head;
     struct digest *whole, *block;
 };
 
 /* Begin a file in `tmp_dir`. */
 int upload_new(const char *tmp_dir, struct upload **ret, struct err *err);
+/* ERR_MEDIA when its first bytes are those of a compressed file: a shard is
+ * plain lines, whatever its name says. */
 int upload_add(struct upload *u, const void *data, size_t len, struct err *err);
 /* The last byte was added: digests, fsync. */
 int upload_end(struct upload *u, struct err *err);

@@ -2,6 +2,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
 import http from 'node:http';
+import zlib from 'node:zlib';
 import { Server, sha256, tinyShard, tinySpec, until } from '../harness.mjs';
 
 let s;
@@ -38,6 +39,15 @@ test('untyped and ndjson bodies are taken, others refused', async () => {
   (await s.put('/v1/datasets/d3/shards/b.jsonl', tinyShard(1), { 'Content-Type': 'application/x-ndjson' })).expect(201);
   (await s.put('/v1/datasets/d3/shards/c.jsonl', tinyShard(1), { 'Content-Type': 'image/png' })).problem(415);
   assert.deepEqual(fs.readdirSync(`${s.dir}/datasets/d3`).sort(), ['a.jsonl', 'b.jsonl']);
+});
+
+test('compressed bytes are refused by name, whatever the shard is called', async () => {
+  const gz = zlib.gzipSync(tinyShard(20_000, 7));
+  const said = (await s.put('/v1/datasets/dz/shards/a.jsonl', gz)).problem(415);
+  assert.match(said.detail, /gzip/);
+  (await s.put('/v1/datasets/dz/shards/b.jsonl', Buffer.from('28b52ffd0400', 'hex'))).problem(415);
+  (await s.get('/v1/datasets/dz')).problem(404);
+  assert.deepEqual(fs.readdirSync(`${s.dir}/tmp`), []);
 });
 
 test('an upload that breaks off leaves nothing', async () => {

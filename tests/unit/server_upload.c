@@ -70,6 +70,31 @@ static void digests_are_those_of_the_bytes_however_cut(void **state)
     upload_free(u);
 }
 
+static void compressed_bytes_are_named_however_cut(void **state)
+{
+    static const struct {
+        const char *name, *bytes;
+    } files[] = {
+        {"gzip", "\x1f\x8b\x08\x01more"},
+        {"zstd", "\x28\xb5\x2f\xfd\x24more"},
+        {"bzip2", "BZh91AY"},
+        {"xz", "\xfd"
+               "7zXZ\x01more"},
+    };
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+        for (size_t step = 1; step < 8; step++) {
+            struct upload *u = begin();
+            size_t len = strlen(files[i].bytes);
+            int r = 0;
+            for (size_t at = 0; at < len && r >= 0; at += step)
+                r = upload_add(u, files[i].bytes + at,
+                               at + step > len ? len - at : step, &err);
+            assert_int_equal(r, ERR_MEDIA);
+            assert_non_null(strstr(err.text, files[i].name));
+            upload_free(u);
+        }
+}
+
 static void a_published_upload_keeps_its_inode(void **state)
 {
     struct stat before, after;
@@ -113,6 +138,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(digests_are_those_of_the_bytes_however_cut),
+        TEST(compressed_bytes_are_named_however_cut),
         TEST(a_published_upload_keeps_its_inode),
         TEST(an_abandoned_upload_leaves_nothing),
         TEST(an_empty_shard_has_no_blocks),
