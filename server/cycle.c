@@ -116,6 +116,19 @@ static int find_initial(struct store *st, struct cycle *c, struct err *err)
     return r;
 }
 
+int cycle_check_data(struct store *st, int64_t id, struct err *err)
+{
+    CLEANUP(spec_release) struct spec spec = {0};
+    AUTO_JSON json_t *data = NULL;
+    char digest[DIGEST_HEX];
+    int64_t records;
+    struct cycle c = {.id = id};
+    int r = cycle_spec(st, &c, &spec, err);
+    return r < 0
+               ? r
+               : dataset_snapshot(st, &spec.data, &data, digest, &records, err);
+}
+
 int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
                 struct err *err)
 {

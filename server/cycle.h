@@ -55,6 +55,9 @@ int cycle_spec(struct store *st, const struct cycle *c, struct spec *ret,
 /* A new one, waiting. own_spec: resolved, or NULL for the job's. */
 int cycle_add(struct store *st, int64_t job, int64_t number,
               const json_t *own_spec, int64_t now_ms, struct err *err);
+/* Would its data freeze now? For one whose turn is not yet: a mistake is said
+ * to whoever makes it. The errors are dataset_snapshot's. */
+int cycle_check_data(struct store *st, int64_t id, struct err *err);
 /* Freeze the data, count the steps and make it ready. The errors are
  * dataset_snapshot's. */
 int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,

@@ -449,6 +449,8 @@ int job_add_cycle(struct store *st, int64_t id, const json_t *body,
         snprintf(why, sizeof(why), "waits for the end of cycle %" PRId64,
                  number - 1);
         r = cycle_reason(st, added, why, err);
+        if (r >= 0)
+            r = cycle_check_data(st, added, err);
     }
     if (r >= 0)
         r = event_add(st,

@@ -127,6 +127,11 @@ static void cycles_on_request_wait_run_in_order_and_complete(void **state)
     assert_int_equal(job_add_cycle(w->st, id, bad, w->now, &n, &w->err),
                      ERR_INVALID);
     assert_string_equal(w->err.pointer, "/model");
+    /* behind another or not: data that is not there is said at once */
+    AUTO_JSON json_t *none = json_of("{\"data\": {\"shards\": \"x*\"}}");
+    assert_int_equal(job_add_cycle(w->st, id, none, w->now, &n, &w->err),
+                     ERR_INVALID);
+    assert_string_equal(w->err.pointer, "/data/shards");
     must(saves(w, &a, 6, FINISHED, NULL));
     assert_int_equal(claims(w, &a), 1);
     assert_int_equal(int_of(a.claim, "steps"), 3);
