@@ -164,12 +164,10 @@ static _Noreturn void child_exec(struct supervisor *sup, char **argv,
 
 static int proc_start(struct supervisor *sup, enum role_now role)
 {
-    char *argv[] = {sup->program,
-                    (char *)"--state",
-                    sup->server->dir,
-                    (char *)"--supervised",
-                    NULL,
-                    NULL};
+    char supervised[40]; /* whose child it is, whenever it gets to look */
+    snprintf(supervised, sizeof(supervised), "--supervised=%d", (int)getpid());
+    char *argv[] = {sup->program, (char *)"--state", sup->server->dir,
+                    supervised,   NULL,              NULL};
     int pipe_fds[2] = {-1, -1};
     struct proc *p = calloc(1, sizeof(*p));
     if (!p)

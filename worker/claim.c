@@ -116,10 +116,11 @@ int claim_wait(struct client *c, const struct worker_options *o, json_t **ret,
                          .path = "/v1/leases",
                          .json = body,
                          .timeout_s = CLAIM_WAIT_S + 15};
-    pid_t parent = getppid();
     double answered = seconds();
     bool ever = false; /* has the server answered at all? */
     while (!atomic_load(o->drain)) {
+        if (o->supervised && getppid() != o->parent)
+            return 0; /* a restarted server starts workers of its own */
         CLEANUP(answer_release) struct answer a = {0};
         int r = client_try(c, &rq, &a, err);
         if (r == 0 && a.status == 204) {
@@ -139,8 +140,6 @@ int claim_wait(struct client *c, const struct worker_options *o, json_t **ret,
             return 0;
         if (!client_retriable(r))
             return r;
-        if (o->supervised && getppid() != parent)
-            return 0; /* a restarted server starts workers of its own */
         if (seconds() - answered > PATIENCE_S)
             return r == ERR_NET && ever ? 0 : r;
         struct timespec pause = {0, 250 * 1000000};

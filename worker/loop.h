@@ -11,6 +11,7 @@
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/types.h>
 #include "schema/err.h"
 #include "worker/client.h"
 
@@ -18,6 +19,8 @@ struct worker_options {
     struct client_options net;
     const char *name;   /* NULL: host name */
     bool supervised;    /* a child of pawld on this host */
+    pid_t parent;       /* supervised: that pawld. It may be gone before this
+                         * process gets to look, so it is told */
     bool once;          /* do not wait for work */
     atomic_bool *drain; /* SIGTERM: save, yield, end */
 };

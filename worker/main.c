@@ -34,9 +34,8 @@ static const char help[] =
     "  --name NAME        what this worker is called (default: the host's "
     "name)\n"
     "  --once             exit when there is nothing to do now\n"
-    "  --supervised       pawld started this worker: end when it is gone and "
-    "no\n"
-    "                     lease is held\n"
+    "  --supervised[=PID] pawld (of that process id) started this worker: end\n"
+    "                     when it is gone and no lease is held\n"
     "  --standby          load libtorch, then wait for a line `go` on "
     "standard\n"
     "                     input; end at its end\n"
@@ -266,13 +265,13 @@ static int main_worker(int argc, char **argv)
         {"token-file", required_argument, NULL, TOKEN_FILE},
         {"name", required_argument, NULL, NAME},
         {"once", no_argument, NULL, ONCE},
-        {"supervised", no_argument, NULL, SUPERVISED},
+        {"supervised", optional_argument, NULL, SUPERVISED},
         {"standby", no_argument, NULL, STANDBY},
         {"version", no_argument, NULL, 'V'},
         {"help", no_argument, NULL, 'h'},
         {0},
     };
-    struct worker_options o = {.drain = &drain};
+    struct worker_options o = {.drain = &drain, .parent = getppid()};
     bool standby = false;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
@@ -293,6 +292,8 @@ static int main_worker(int argc, char **argv)
             break;
         case SUPERVISED:
             o.supervised = true;
+            if (optarg)
+                o.parent = (pid_t)strtol(optarg, NULL, 10);
             break;
         case STANDBY:
             standby = true;

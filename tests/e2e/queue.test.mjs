@@ -130,3 +130,19 @@ test('cancel: the worker stops within a step, and nothing brings the job back', 
     (await s.delete(`/v1/jobs/${job.id}`)).expect(204);
   });
 });
+
+test('workers that were still loading when their server was killed claim nothing from the next one', async () => {
+  await withServer({}, async (s) => {
+    await s.uploadChess({ shards: 2 });
+    for (let i = 0; i < 4; i++) await s.submit(long());
+    for (let i = 0; i < 4; i++) {
+      // Killed as soon as the processes are there: they load for longer than that.
+      await until('workers that load', () => s.workerProcesses().length >= 2);
+      await s.kill9();
+      await s.launch();
+    }
+    await until('one worker at work', async () => (await s.get('/v1/jobs?state=running')).json.items.length >= 1);
+    await until('one worker and its stand-by, and no others', () => s.workerProcesses().length <= 2);
+    assert.equal((await s.get('/v1/jobs?state=running')).json.items.length, 1);
+  });
+});
