@@ -331,6 +331,7 @@ SQL(CHECKPOINT_PRUNE,
     "  OR l.initial_id = k.id)) LIMIT 64)")
 
 /* ---- chunks: checkpoints.db ---- */
+SQL(CHUNK_ANY, "SELECT 1 FROM chunks LIMIT 1")
 SQL(CHUNK_FIND, "SELECT bytes FROM chunks WHERE sha256 = :sha")
 SQL(CHUNK_ADD, "INSERT INTO chunks(sha256, bytes, data)"
                " VALUES (:sha, :bytes, :data)")

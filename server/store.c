@@ -1,6 +1,8 @@
 #include "server/store.h"
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <sqlite3.h>
@@ -8,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "server/assets.h"
 
 #define APPLICATION_ID 0x7061776c /* "pawl" */
@@ -154,6 +157,72 @@ static int keep_copy(struct store *st, int64_t version, struct err *err)
     return 0;
 }
 
+/* ---- is a new pawl.db new, or the old one lost? ---- */
+
+static int64_t file_size(const char *dir, const char *name)
+{
+    AUTO_FREE char *path = NULL;
+    struct stat sb;
+    if (asprintf(&path, "%s/%s", dir, name) < 0) {
+        path = NULL;
+        return 0;
+    }
+    return stat(path, &sb) == 0 ? sb.st_size : 0;
+}
+
+static bool holds_files(int above, const char *name)
+{
+    int fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    struct dirent *e;
+    bool found = false;
+    while (d && !found && (e = readdir(d)))
+        found = e->d_type == DT_REG ||
+                (e->d_type == DT_DIR && e->d_name[0] != '.' &&
+                 holds_files(fd, e->d_name));
+    if (d)
+        closedir(d);
+    else if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+/* Every chunk that no manifest names is swept, so an empty pawl.db in the place
+ * of a lost one would cost all checkpoints, too. */
+static int refuse_lost(const char *dir, const char *holds, struct err *err)
+{
+    return err_set(err, ERR_CONFLICT,
+                   "%s/pawl.db is missing or empty, but %s: put a backup of "
+                   "pawl.db in its place (pawl.db.vN is one that an upgrade "
+                   "kept); to begin anew, take another state folder",
+                   dir, holds);
+}
+
+static int look_for_loss(const char *dir, struct err *err)
+{
+    if (file_size(dir, "checkpoints.db") > 0) {
+        struct store *chunks = NULL;
+        int r = store_open_reader(dir, true, &chunks, err);
+        if (r >= 0) {
+            CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ANY);
+            r = stmt_row(&q, err);
+        }
+        store_close(chunks);
+        if (r < 0)
+            return r;
+        if (r > 0)
+            return refuse_lost(dir, "checkpoints.db holds checkpoints", err);
+    }
+    AUTO_FREE char *datasets = NULL;
+    if (asprintf(&datasets, "%s/datasets", dir) < 0) {
+        datasets = NULL;
+        return err_set(err, ERR_NOMEM, "no memory");
+    }
+    if (holds_files(AT_FDCWD, datasets))
+        return refuse_lost(dir, "datasets/ holds shards", err);
+    return 0;
+}
+
 static int migrate(struct store *st, bool chunks, struct err *err)
 {
     int newest = 0;
@@ -177,6 +246,11 @@ static int migrate(struct store *st, bool chunks, struct err *err)
                        "knows up to %d): start that one, or put the copy %s.v%d"
                        " in its place",
                        st->path, (int)version, newest, st->path, newest);
+    if (version == 0 && !chunks) {
+        r = look_for_loss(st->dir, err);
+        if (r < 0)
+            return r;
+    }
     if (version > 0 && version < newest && !chunks) {
         r = keep_copy(st, version, err);
         if (r < 0)
@@ -211,6 +285,10 @@ static int migrate(struct store *st, bool chunks, struct err *err)
 static int open_writer(struct store *st, const char *dir, bool chunks,
                        struct err *err)
 {
+    /* SQLite would throw such a WAL away, and take the file for a new one */
+    if (!chunks && file_size(dir, "pawl.db") == 0 &&
+        file_size(dir, "pawl.db-wal") > 0)
+        return refuse_lost(dir, "pawl.db-wal holds writes to it", err);
     int r = open_file(st, dir, chunks,
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (r < 0)
@@ -239,6 +317,14 @@ int store_open(const char *dir, bool chunks, struct store **ret,
     if (!st)
         return err_set(err, ERR_NOMEM, "no memory for a store");
     int r = open_writer(st, dir, chunks, err);
+    if (r == ERR_CORRUPT && st->db) {
+        char what[200];
+        snprintf(what, sizeof(what), "%s", sqlite3_errmsg(st->db));
+        if (sqlite3_errcode(st->db) != SQLITE_OK &&
+            sqlite3_errcode(st->db) != SQLITE_ROW)
+            r = err_set(err, r, "%s is damaged (%s): put a backup in its place",
+                        st->path, what);
+    }
     if (r < 0) {
         store_close(st);
         return r;

@@ -25,7 +25,9 @@ struct store; /* one connection to one of the two files */
 /* Open for writing: create or migrate to the newest schema (each migration in
  * one transaction with PRAGMA user_version; a copy pawl.db.vN is kept of an
  * older one first), WAL, synchronous=FULL, foreign keys on. A newer database is
- * refused: ERR_CONFLICT. `chunks` picks checkpoints.db. */
+ * refused: ERR_CONFLICT. So is a missing or empty pawl.db beside chunks or
+ * shards: it was lost, and a new one would have them swept or overwritten.
+ * `chunks` picks checkpoints.db. */
 int store_open(const char *dir, bool chunks, struct store **ret,
                struct err *err);
 int store_open_reader(const char *dir, bool chunks, struct store **ret,

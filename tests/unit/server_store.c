@@ -164,6 +164,69 @@ static void a_key_gets_its_first_answer_for_good(void **state)
                      0);
 }
 
+static void a_lost_database_is_not_replaced_by_an_empty_one(void **state)
+{
+    struct world *w = *state;
+    char path[200], shards[300];
+    struct store *st = NULL, *chunks = NULL;
+    snprintf(path, sizeof path, "%s/lost", w->dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    must(store_open(path, false, &st, &w->err));
+    must(store_open(path, true, &chunks, &w->err));
+    store_close(st);
+    snprintf(shards, sizeof shards, "%s/pawl.db", path);
+    assert_int_equal(unlink(shards), 0);
+
+    /* nothing is lost while nothing was kept */
+    must(store_open(path, false, &st, &w->err));
+    store_close(st);
+
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ADD);
+        uint8_t sum[DIGEST_BYTES];
+        digest_of("x", 1, sum);
+        stmt_blob(&q, ":sha", sum, sizeof sum);
+        stmt_int(&q, ":bytes", 1);
+        stmt_blob(&q, ":data", "x", 1);
+        must(stmt_run(&q, &w->err));
+    }
+    for (int missing = 0; missing < 2; missing++) {
+        if (missing)
+            assert_int_equal(unlink(shards), 0);
+        else
+            assert_int_equal(truncate(shards, 0), 0);
+        for (int again = 0; again < 2; again++) {
+            assert_int_equal(store_open(path, false, &st, &w->err),
+                             ERR_CONFLICT);
+            assert_non_null(strstr(w->err.text, "checkpoints.db holds"));
+        }
+    }
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ANY);
+        assert_int_equal(stmt_row(&q, &w->err), 1);
+    }
+    store_close(chunks);
+
+    static const char *const folders[] = {"lost2", "lost2/datasets",
+                                          "lost2/datasets/set"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", w->dir, folders[i]);
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    snprintf(shards, sizeof shards, "%s/lost2", w->dir);
+    must(store_open(shards, false, &st, &w->err));
+    store_close(st);
+    char file[400];
+    snprintf(file, sizeof file, "%s/a.jsonl", path);
+    int fd = open(file, O_WRONLY | O_CREAT, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    snprintf(file, sizeof file, "%s/pawl.db", shards);
+    assert_int_equal(truncate(file, 0), 0);
+    assert_int_equal(store_open(shards, false, &st, &w->err), ERR_CONFLICT);
+    assert_non_null(strstr(w->err.text, "datasets/ holds shards"));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -174,6 +237,7 @@ int main(void)
         TEST(notices_come_with_the_change),
         TEST(both_files_are_as_promised),
         TEST(a_newer_database_is_refused_and_left_alone),
+        TEST(a_lost_database_is_not_replaced_by_an_empty_one),
         TEST(a_foreign_or_damaged_database_is_refused),
         TEST(a_key_gets_its_first_answer_for_good),
     };
