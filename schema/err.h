@@ -40,7 +40,8 @@ enum err_code {
 struct err {
     int code;
     char text[768];
-    char pointer[192]; /* JSON pointer of the field, "" if none */
+    char pointer[192]; /* JSON pointer of the field, "" if none; or the bare
+                        * name of a query parameter */
     /* where in the data; line < 1 when no record is to blame */
     char shard[160], field[96];
     int64_t line, offset;

@@ -3,7 +3,7 @@
  *
  * In this order: framing (nobody may read these bytes as another request than
  * we do), too many connections, Host, the shape of the path, a page file, the
- * token or the cookie, an unknown path or method, media type, size. So whoever
+ * token or the cookie, path and method, query, media type, size. So whoever
  * has no token learns nothing but that one is needed. The looks at single
  * headers that need no connection stand in guard.c. */
 #include <inttypes.h>
@@ -232,6 +232,8 @@ enum MHD_Result conn_admit(struct conn *c, struct MHD_Connection *mhd,
                 c->method);
         return refuse(c, &err, 405, false);
     }
+    if (query_check(c, &err) < 0)
+        return refuse(c, &err, 400, false);
     if (c->has_body) {
         if (check_media(c, &in, &err) < 0)
             return refuse(c, &err, 415, false);

@@ -174,6 +174,8 @@ int conn_split(struct conn *c, char *segments[SEGMENTS_MAX], struct err *err);
 /* 1: c->route is set; 0: no such path; -1: the path has other methods, and
  * c->route is one of them. */
 int route_find(struct conn *c, char **segments, int n);
+/* Only what c->route knows, and nothing twice. */
+int query_check(const struct conn *c, struct err *err);
 
 /* ---- admit.c ---- */
 

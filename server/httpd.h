@@ -78,6 +78,7 @@ struct route {
     enum role role;
     handler_fn *handler, *prepare;
     unsigned flags;
+    const char *query; /* its parameters beside ?as=, blanks between; or NULL */
 };
 enum route_flags {
     ROUTE_RAW = 1,    /* the body is bytes, not JSON */

@@ -214,7 +214,8 @@ int reply_problem(struct reply *ret, const struct err *err, int status)
     if (!o)
         return ERR_NOMEM;
     if (err->pointer[0])
-        json_object_set_new(o, "pointer", json_string(err->pointer));
+        json_object_set_new(o, err->pointer[0] == '/' ? "pointer" : "parameter",
+                            json_string(err->pointer));
     if (err->shard[0])
         json_object_set_new(o, "shard", json_string(err->shard));
     if (err->line > 0) {

@@ -139,6 +139,40 @@ int route_find(struct conn *c, char **segments, int n)
     return head ? 1 : -1;
 }
 
+/* Is `name` one of the words of `list`? */
+static bool in_list(const char *list, const char *name)
+{
+    size_t len = strlen(name);
+    for (const char *s = list; s && *s; s += strspn(s, " ")) {
+        size_t n = strcspn(s, " ");
+        if (n == len && !memcmp(s, name, n))
+            return true;
+        s += n;
+    }
+    return false;
+}
+
+int query_check(const struct conn *c, struct err *err)
+{
+    const char *known = c->route->query;
+    for (int i = 0; i < c->n_query; i++) {
+        const char *name = c->query[i].name, *value = c->query[i].value;
+        if (strcmp(name, "as") && !in_list(known, name))
+            return err_at(err, ERR_INVALID, name,
+                          "there is no query parameter '%.60s' here (known: "
+                          "as%s%s)",
+                          name, known ? " " : "", known ? known : "");
+        for (int k = 0; k < i; k++)
+            if (!strcmp(name, c->query[k].name))
+                return err_at(err, ERR_INVALID, name,
+                              "query parameter '%s' is repeated", name);
+        if (!strcmp(name, "as") && !in_list("json text csv", value))
+            return err_at(err, ERR_INVALID, name,
+                          "query parameter 'as' is json, text or csv");
+    }
+    return 0;
+}
+
 /* ---- what handlers ask ---- */
 
 static struct conn *conn_of(const struct request *req)

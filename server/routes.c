@@ -8,27 +8,29 @@
 #define MiB (1024 * KiB)
 #define GiB (1024 * MiB)
 
-#define READ(path, handler)                                                    \
+#define READ(path, handler, query)                                             \
     {                                                                          \
-        "GET", path, 0, LANE_READ, ROLE_ANY, handler, NULL, 0                  \
+        "GET", path, 0, LANE_READ, ROLE_ANY, handler, NULL, 0, query           \
     }
 #define WRITE(method, path, max, handler, prepare)                             \
     {                                                                          \
-        method, path, max, LANE_WRITE, ROLE_ANY, handler, prepare, 0           \
+        method, path, max, LANE_WRITE, ROLE_ANY, handler, prepare, 0, NULL     \
     }
+#define PAGE "limit cursor" /* of a list */
 
 const struct route routes[] = {
     /* ---- the server ---- */
-    {"GET", "/livez", 0, LANE_READ, ROLE_NONE, handle_livez, NULL, 0},
-    {"GET", "/readyz", 0, LANE_READ, ROLE_NONE, handle_readyz, NULL, 0},
-    READ("/v1/info", handle_info),
-    {"POST", "/v1/login", 4 * KiB, LANE_WRITE, ROLE_NONE, handle_login, NULL,
-     0},
+    {"GET", "/livez", 0, LANE_READ, ROLE_NONE, handle_livez, NULL, 0, NULL},
+    {"GET", "/readyz", 0, LANE_READ, ROLE_NONE, handle_readyz, NULL, 0, NULL},
+    READ("/v1/info", handle_info, NULL),
+    {"POST", "/v1/login", 4 * KiB, LANE_WRITE, ROLE_NONE, handle_login, NULL, 0,
+     NULL},
 
     /* ---- jobs ---- */
-    WRITE("POST", "/v1/jobs", 1 * MiB, handle_job_post, handle_job_prepare),
-    READ("/v1/jobs", handle_job_list),
-    READ("/v1/jobs/{id}", handle_job_get),
+    {"POST", "/v1/jobs", 1 * MiB, LANE_WRITE, ROLE_ANY, handle_job_post,
+     handle_job_prepare, 0, "dry_run"},
+    READ("/v1/jobs", handle_job_list, PAGE " state kind label q"),
+    READ("/v1/jobs/{id}", handle_job_get, "wait version follow"),
     WRITE("PATCH", "/v1/jobs/{id}", 1 * MiB, handle_job_patch, NULL),
     WRITE("DELETE", "/v1/jobs/{id}", 0, handle_job_delete, NULL),
     WRITE("POST", "/v1/jobs/{id}/pause", 4 * KiB, handle_job_pause, NULL),
@@ -37,38 +39,38 @@ const struct route routes[] = {
     WRITE("POST", "/v1/jobs/{id}/retry", 4 * KiB, handle_job_retry, NULL),
     WRITE("POST", "/v1/jobs/{id}/complete", 4 * KiB, handle_job_complete, NULL),
     WRITE("POST", "/v1/jobs/{id}/cycles", 1 * MiB, handle_cycle_post, NULL),
-    READ("/v1/jobs/{id}/cycles", handle_cycle_list),
-    READ("/v1/jobs/{id}/cycles/{n}", handle_cycle_get),
-    READ("/v1/jobs/{id}/leases", handle_lease_list),
-    READ("/v1/jobs/{id}/metrics", handle_metrics),
-    READ("/v1/jobs/{id}/memory", handle_memory),
-    READ("/v1/jobs/{id}/logs", handle_log_list),
-    READ("/v1/jobs/{id}/events", handle_event_list),
-    READ("/v1/jobs/{id}/checkpoints", handle_checkpoint_list),
-    READ("/v1/jobs/{id}/model", handle_model),
-    READ("/v1/checkpoints/{id}", handle_checkpoint_get),
-    READ("/v1/checkpoints/{id}/state", handle_checkpoint_state),
+    READ("/v1/jobs/{id}/cycles", handle_cycle_list, PAGE),
+    READ("/v1/jobs/{id}/cycles/{n}", handle_cycle_get, "wait"),
+    READ("/v1/jobs/{id}/leases", handle_lease_list, PAGE),
+    READ("/v1/jobs/{id}/metrics", handle_metrics, "series points cycle"),
+    READ("/v1/jobs/{id}/memory", handle_memory, "points"),
+    READ("/v1/jobs/{id}/logs", handle_log_list, PAGE),
+    READ("/v1/jobs/{id}/events", handle_event_list, PAGE),
+    READ("/v1/jobs/{id}/checkpoints", handle_checkpoint_list, PAGE),
+    READ("/v1/jobs/{id}/model", handle_model, "checkpoint"),
+    READ("/v1/checkpoints/{id}", handle_checkpoint_get, NULL),
+    READ("/v1/checkpoints/{id}/state", handle_checkpoint_state, NULL),
 
     /* ---- datasets ---- */
     {"PUT", "/v1/datasets/{name}/shards/{shard}", 1024 * GiB, LANE_WRITE,
-     ROLE_ANY, handle_shard_put, NULL, ROUTE_STREAM},
-    READ("/v1/datasets", handle_dataset_list),
-    READ("/v1/datasets/{name}", handle_dataset_get),
-    READ("/v1/datasets/{name}/shards/{shard}", handle_shard_get),
+     ROLE_ANY, handle_shard_put, NULL, ROUTE_STREAM, NULL},
+    READ("/v1/datasets", handle_dataset_list, PAGE),
+    READ("/v1/datasets/{name}", handle_dataset_get, NULL),
+    READ("/v1/datasets/{name}/shards/{shard}", handle_shard_get, NULL),
     WRITE("DELETE", "/v1/datasets/{name}", 0, handle_dataset_delete, NULL),
     WRITE("DELETE", "/v1/datasets/{name}/shards/{shard}", 0,
           handle_shard_delete, NULL),
 
     /* ---- workers: schema/wire.h ---- */
-    READ("/v1/workers", handle_worker_list),
+    READ("/v1/workers", handle_worker_list, PAGE),
     WRITE("POST", "/v1/workers/{id}/drain", 4 * KiB, handle_worker_drain, NULL),
     WRITE("POST", "/v1/leases", 256 * KiB, handle_lease_claim, NULL),
     WRITE("POST", "/v1/leases/{id}/heartbeat", 16 * MiB, handle_lease_heartbeat,
           NULL),
     {"PUT", "/v1/leases/{id}/chunks/{sha256}", STATE_CHUNK, LANE_CHUNK,
-     ROLE_ANY, handle_chunk_put, handle_chunk_prepare, ROUTE_RAW},
+     ROLE_ANY, handle_chunk_put, handle_chunk_prepare, ROUTE_RAW, NULL},
     {"HEAD", "/v1/leases/{id}/chunks/{sha256}", 0, LANE_CHUNK, ROLE_ANY,
-     handle_chunk_head, NULL, 0},
+     handle_chunk_head, NULL, 0, NULL},
     WRITE("POST", "/v1/leases/{id}/checkpoints", 64 * MiB,
           handle_lease_checkpoint, handle_lease_checkpoint_prepare),
     WRITE("POST", "/v1/leases/{id}/release", 16 * MiB, handle_lease_release,

@@ -64,6 +64,29 @@ test('Host must name this server', async () => {
   for (const Host of [host(), `localhost:${new URL(s.url).port}`]) (await s.get('/v1/jobs', { Host })).expect(200);
 });
 
+test('a query parameter that nobody knows, or twice, is a 400 that names it', async () => {
+  const refused = async (answer, parameter) => {
+    const p = (await answer).problem(400);
+    assert.equal(p.parameter, parameter, JSON.stringify(p));
+    assert.equal(p.pointer, undefined, 'not a JSON pointer');
+    assert.ok(p.detail.includes(`'${parameter}'`), p.detail);
+  };
+  const before = (await s.get('/v1/jobs')).json.items.length;
+  const spec = tinySpec();
+  await refused(s.post('/v1/jobs?dryrun=1', spec), 'dryrun');
+  await refused(s.post('/v1/jobs?dry_run=1&dry_run=0', spec), 'dry_run');
+  await refused(s.post('/v1/jobs?dry_run=2', spec), 'dry_run');
+  assert.equal((await s.get('/v1/jobs')).json.items.length, before, 'nothing was submitted');
+  await refused(s.get('/v1/jobs?limits=3'), 'limits');
+  await refused(s.get('/v1/jobs?limit=x'), 'limit');
+  await refused(s.get('/v1/jobs?cursor=x'), 'cursor');
+  await refused(s.get('/v1/jobs?state=tired'), 'state');
+  await refused(s.get('/v1/info?as=xml'), 'as');
+  await refused(s.get('/v1/workers?wait=1'), 'wait');
+  (await s.get('/v1/jobs?limit=3&state=failed&kind=train&label=a=b&q=x&as=json')).expect(200);
+  (await s.get('/v1/info?as=text')).expect(200);
+});
+
 test('an unknown path is 404, a known one with another method 405 with Allow', async () => {
   (await s.get('/v1/job')).problem(404);
   (await s.get('/v1/jobs/')).problem(404);
