@@ -582,7 +582,7 @@ int checkpoint_get(struct store *st, int64_t id, json_t **ret, struct err *err)
 
 struct checkpoint_body {
     struct buf header, chunk;
-    int64_t payload;
+    int64_t id, payload;
     json_t *chunks;
     int64_t loaded; /* index of the chunk in memory, or -1 */
 };
@@ -602,6 +602,7 @@ int checkpoint_body_new(struct store *st, const struct checkpoint *c,
     if (!b)
         return err_set(err, ERR_NOMEM, "no memory for a download");
     b->loaded = -1;
+    b->id = c->id;
     b->payload = c->bytes;
     b->chunks = json_incref(json_object_get(c->manifest, "chunks"));
     r = model ? state_model_header(c->manifest, spec.resolved, &b->header,
@@ -620,6 +621,36 @@ int64_t checkpoint_body_bytes(const struct checkpoint_body *b)
     return (int64_t)b->header.len + b->payload;
 }
 
+/* Have chunk i in memory, verified. */
+static int body_chunk(struct checkpoint_body *b, struct store *chunks,
+                      int64_t i, struct err *err)
+{
+    if (i == b->loaded)
+        return 0;
+    const char *sha = json_string_value(json_array_get(b->chunks, (size_t)i));
+    b->loaded = -1;
+    int r = chunk_read(chunks, sha ? sha : "", &b->chunk, err);
+    if (r == ERR_CORRUPT || r == ERR_NOT_FOUND)
+        return err_set(err, ERR_CORRUPT,
+                       "checkpoint %" PRId64 " cannot be read whole: chunk "
+                       "%" PRId64 " of %zu is %s in checkpoints.db",
+                       b->id, i + 1, json_array_size(b->chunks),
+                       r == ERR_CORRUPT ? "damaged" : "missing");
+    if (r < 0)
+        return r;
+    b->loaded = i;
+    return 0;
+}
+
+int checkpoint_body_check(struct checkpoint_body *b, struct store *chunks,
+                          int64_t offset, struct err *err)
+{
+    int64_t at = offset - (int64_t)b->header.len;
+    if (b->payload == 0 || at >= b->payload)
+        return 0;
+    return body_chunk(b, chunks, at < 0 ? 0 : at / STATE_CHUNK, err);
+}
+
 int64_t checkpoint_body_read(struct checkpoint_body *b, struct store *chunks,
                              int64_t offset, char *out, size_t len,
                              struct err *err)
@@ -634,15 +665,9 @@ int64_t checkpoint_body_read(struct checkpoint_body *b, struct store *chunks,
             memcpy(out + done, b->header.data + offset, n);
         } else {
             int64_t at = offset - head, i = at / STATE_CHUNK;
-            if (i != b->loaded) {
-                const char *sha =
-                    json_string_value(json_array_get(b->chunks, (size_t)i));
-                b->loaded = -1;
-                int r = chunk_read(chunks, sha ? sha : "", &b->chunk, err);
-                if (r < 0)
-                    return r;
-                b->loaded = i;
-            }
+            int r = body_chunk(b, chunks, i, err);
+            if (r < 0)
+                return r;
             size_t from = (size_t)(at % STATE_CHUNK);
             if (from >= b->chunk.len)
                 return err_set(err, ERR_CORRUPT, "chunk %" PRId64 " is short",

@@ -112,6 +112,10 @@ int checkpoint_body_new(struct store *st, const struct checkpoint *c,
                         bool model, struct checkpoint_body **ret,
                         struct err *err);
 int64_t checkpoint_body_bytes(const struct checkpoint_body *b);
+/* Is what a read at `offset` needs first there, and whole? ERR_CORRUPT says
+ * which chunk is not: to be asked while an answer can still say so. */
+int checkpoint_body_check(struct checkpoint_body *b, struct store *chunks,
+                          int64_t offset, struct err *err);
 int64_t checkpoint_body_read(struct checkpoint_body *b, struct store *chunks,
                              int64_t offset, char *out, size_t len,
                              struct err *err);

@@ -4,6 +4,7 @@
 #include "server/cycle.h"
 #include "server/handle.h"
 #include "server/job.h"
+#include "server/reply.h"
 
 int handle_checkpoint_list(struct ctx *ctx, struct request *req,
                            struct reply *ret, struct err *err)
@@ -38,16 +39,29 @@ static int64_t read_body(struct ctx *ctx, void *source, int64_t offset,
     return checkpoint_body_read(source, ctx->chunks, offset, out, len, err);
 }
 
-static int reply_checkpoint(struct ctx *ctx, struct reply *ret,
-                            const struct checkpoint *c, bool model,
-                            const char *filename, struct err *err)
+static int reply_checkpoint(struct ctx *ctx, struct request *req,
+                            struct reply *ret, const struct checkpoint *c,
+                            bool model, const char *filename, struct err *err)
 {
     struct checkpoint_body *body = NULL;
     int r = checkpoint_body_new(ctx->st, c, model, &body, err);
     if (r < 0)
         return r;
-    return reply_body(ret, "application/octet-stream",
-                      model ? c->model_sha256 : c->digest, filename,
+    const char *digest = model ? c->model_sha256 : c->digest;
+    char etag[DIGEST_HEX + 2];
+    snprintf(etag, sizeof(etag), "\"%s\"", digest);
+    if (!etag_matches(req_header(req, "If-None-Match"), etag)) {
+        /* damage is an answer, not a transfer that breaks off */
+        int64_t first = 0, count, whole = checkpoint_body_bytes(body);
+        if (range_parse(req_header(req, "Range"), whole, &first, &count) <= 0)
+            first = 0;
+        r = checkpoint_body_check(body, ctx->chunks, first, err);
+        if (r < 0) {
+            checkpoint_body_free(body);
+            return r;
+        }
+    }
+    return reply_body(ret, "application/octet-stream", digest, filename,
                       checkpoint_body_bytes(body), read_body, body,
                       checkpoint_body_free);
 }
@@ -64,7 +78,7 @@ int handle_checkpoint_state(struct ctx *ctx, struct request *req,
         return r;
     char name[64];
     snprintf(name, sizeof(name), "checkpoint-%" PRId64 ".safetensors", id);
-    return reply_checkpoint(ctx, ret, &c, false, name, err);
+    return reply_checkpoint(ctx, req, ret, &c, false, name, err);
 }
 
 /* The checkpoint that holds a job's model: the one asked for, or the last that
@@ -110,5 +124,5 @@ int handle_model(struct ctx *ctx, struct request *req, struct reply *ret,
         return r;
     char name[64];
     snprintf(name, sizeof(name), "model-%" PRId64 ".safetensors", id);
-    return reply_checkpoint(ctx, ret, &c, true, name, err);
+    return reply_checkpoint(ctx, req, ret, &c, true, name, err);
 }

@@ -1,5 +1,6 @@
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { FakeWorker } from '../fake_worker.mjs';
 import { Server, sha256, tinyShard, tinySpec } from '../harness.mjs';
 
@@ -98,4 +99,20 @@ test('the model outlives kill -9 of the server', async () => {
   await s.kill9();
   await s.launch();
   assert.ok((await s.get(target())).expect(200).body.equals(whole));
+});
+
+test('a damaged chunk is an answer that names it, not a transfer that breaks off', async () => {
+  await s.terminate();
+  const script = `
+import sqlite3, sys
+c = sqlite3.connect(sys.argv[1])
+for (sha, data) in c.execute('SELECT sha256, data FROM chunks').fetchall():
+    c.execute('UPDATE chunks SET data = ? WHERE sha256 = ?', (bytes([data[0] ^ 1]) + data[1:], sha))
+c.commit()`;
+  assert.equal(spawnSync('python3', ['-c', script, `${s.dir}/checkpoints.db`], { stdio: 'inherit' }).status, 0);
+  await s.launch();
+  const said = (await s.get(target())).problem(500);
+  assert.match(said.detail, /checkpoint \d+ .*chunk 1 of \d+ is damaged/);
+  (await s.get(target(), { Range: 'bytes=1048570-' })).problem(500);
+  (await s.get(target(), { 'If-None-Match': etag })).expect(304);
 });
