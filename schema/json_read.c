@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include "schema/cleanup.h"
 
 /* Where a scan of JSON text stands: one level per open bracket. The scan only
@@ -84,7 +85,9 @@ static void scan_pointer(const struct scan *s, char out[JSON_POINTER_MAX])
         } else if (l->key) {
             AUTO_JSON json_t *key =
                 json_loadb(l->key - 1, l->key_len + 2, JSON_DECODE_ANY, NULL);
-            json_pointer(out, at, key ? json_string_value(key) : "?");
+            if (!key) /* it is what is wrong */
+                break;
+            json_pointer(out, at, json_string_value(key));
         } else {
             break;
         }
@@ -107,6 +110,52 @@ static int place_error(const char *text, size_t pos, struct err *err,
     }
     return err_set(err, ERR_INVALID, "not valid JSON: line %zu, column %zu: %s",
                    line, column, what);
+}
+
+/* What jansson says, said to people who write JSON and not C: by the beginning
+ * of its sentence. `near` is a part of the text, "" if it names none. */
+static void in_plain_words(const char *said, const char *near, char *out,
+                           size_t cap)
+{
+    static const char *const table[][2] = {
+        {"\\u0000 is not", "a string holds \\u0000, which no field takes"},
+        {"NUL byte in", "a key holds \\u0000, which no key does"},
+        {"unable to decode", "the text is not UTF-8"},
+        {"premature end", "the text ends too soon"},
+        {"end of file", "there is more text after the end of the value"},
+        {"unexpected newline", "a string holds a line break: write \\n"},
+        {"control character", "a string holds a control character: write \\u "
+                              "and its number"},
+        {"invalid escape", "a string holds a \\ that begins no escape: write "
+                           "\\\\"},
+        {"invalid Unicode", "a string holds a \\u that names no character"},
+        {"string or '}'", "a key in double quotes must come here, or }"},
+        {"':' expected", "a colon must follow the key"},
+        {"']' expected", "a comma or ] must come here"},
+        {"'}' expected", "a comma or } must come here"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strncmp(said, table[i][0], strlen(table[i][0]))) {
+            snprintf(out, cap, "%s", table[i][1]);
+            return;
+        }
+    if (!strncasecmp(near, "nan", 3) || !strncasecmp(near, "inf", 3))
+        snprintf(out, cap, "'%s' is no number: JSON has finite ones only",
+                 near);
+    else if (*near)
+        snprintf(out, cap, "'%s' is no value here", near);
+    else
+        snprintf(out, cap, "a value is missing");
+}
+
+/* The part of the text that a sentence of jansson's ends with: near '…'. */
+static void near_what(const char *said, char *out, size_t cap)
+{
+    const char *at = strstr(said, " near '");
+    snprintf(out, cap, "%s", at ? at + 7 : "");
+    size_t n = strlen(out);
+    if (n && out[n - 1] == '\'')
+        out[n - 1] = 0;
 }
 
 int json_parse_strict(const char *text, size_t len, json_t **ret,
@@ -144,13 +193,14 @@ int json_parse_strict(const char *text, size_t len, json_t **ret,
         return 0;
     }
 
-    char at[JSON_POINTER_MAX] = "";
+    char at[JSON_POINTER_MAX] = "", near[64], what[160];
     size_t pos =
         e.position > 0 && (size_t)e.position <= len ? (size_t)e.position : len;
+    scan(&s, text, pos);
+    scan_pointer(&s, at);
+    near_what(e.text, near, sizeof near);
     switch (json_error_code(&e)) {
     case json_error_duplicate_key: {
-        scan(&s, text, pos);
-        scan_pointer(&s, at);
         const struct level *l = s.depth ? &s.levels[s.depth - 1] : NULL;
         int n = l && l->key ? (int)(l->key_len < 96 ? l->key_len : 96) : 0;
         return err_at(err, ERR_INVALID, at,
@@ -158,18 +208,17 @@ int json_parse_strict(const char *text, size_t len, json_t **ret,
                       n ? l->key : "", e.line, e.column);
     }
     case json_error_numeric_overflow:
-        scan(&s, text, pos);
-        scan_pointer(&s, at);
         return err_at(err, ERR_INVALID, at,
                       "a number is too large: line %d, column %d: %s", e.line,
-                      e.column, e.text);
+                      e.column, near);
     case json_error_out_of_memory:
         return err_set(err, ERR_NOMEM, "no memory to parse %zu bytes of JSON",
                        len);
     default:
-        return err_set(err, ERR_INVALID,
-                       "not valid JSON: line %d, column %d: %s", e.line,
-                       e.column, e.text);
+        in_plain_words(e.text, near, what, sizeof what);
+        return err_at(err, ERR_INVALID, at,
+                      "not valid JSON: line %d, column %d: %s", e.line,
+                      e.column, what);
     }
 }
 

@@ -101,6 +101,50 @@ static void broken_json_is_refused_with_its_place(void **state)
     assert_non_null(strstr(err.text, "line 2, column"));
 }
 
+static void broken_json_is_told_in_plain_words_with_its_field(void **state)
+{
+    static const char *const table[][3] = {
+        {"{\"name\":\"\\u0000\"}", "/name", "a string holds \\u0000"},
+        {"{\"a\":{\"\\u0000\":1}}", "/a", "a key holds \\u0000"},
+        {"{\"t\":{\"lr\":NaN}}", "/t/lr", "'NaN' is no number"},
+        {"{\"t\":[1,Infinity]}", "/t/1", "'Infinity' is no number"},
+        {"{\"t\":-Infinity}", "/t", "'-' is no value"},
+        {"{\"a\":tru}", "/a", "'tru' is no value here"},
+        {"{\"a\":'x'}", "/a", "''' is no value here"},
+        {"{\"a\":}", "/a", "'}' is no value here"},
+        {"{\"a\":[1,]}", "/a/1", "']' is no value here"},
+        {"{\"a\":01}", "/a", "is no value here"},
+        {"{\"a\" 1}", "/a", "a colon must follow the key"},
+        {"{\"a\":1 \"b\":2}", "/a", "a comma or } must come here"},
+        {"{\"a\":[1 2]}", "/a/0", "a comma or ] must come here"},
+        {"{\"a\":1,}", "/a", "a key in double quotes must come here"},
+        {"{a:1}", "", "a key in double quotes must come here"},
+        {"{\"a\":1", "/a", "a comma or } must come here"},
+        {"{\"a\":\"x", "/a", "ends too soon"},
+        {"{\"a\":\"x\ny\"}", "/a", "a line break"},
+        {"{\"a\":\"x\ty\"}", "/a", "a control character"},
+        {"{\"a\":\"\\q\"}", "/a", "begins no escape"},
+        {"{\"a\":\"\\ud800\"}", "/a", "names no character"},
+        {"{\"a\":\"\xff\"}", "/a", "not UTF-8"},
+        {"{} {}", "", "more text after the end"},
+        {"{\"a\":1e999}", "/a", "too large: line 1, column 10: 1e999"},
+        {"", "", "there is no text"},
+    };
+    static const char *const wordings[] = {"token", "near", "JSON_", "byte 0x",
+                                           "file"};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct err err;
+        assert_int_equal(parse(table[i][0], &err), ERR_INVALID);
+        if (!strstr(err.text, table[i][2]) || strcmp(err.pointer, table[i][1]))
+            print_error("%s: at '%s': %s\n", table[i][0], err.pointer,
+                        err.text);
+        assert_non_null(strstr(err.text, table[i][2]));
+        assert_string_equal(err.pointer, table[i][1]);
+        for (size_t k = 0; k < sizeof wordings / sizeof *wordings; k++)
+            assert_null(strstr(err.text, wordings[k]));
+    }
+}
+
 static void a_nul_is_refused_wherever_it_stands(void **state)
 {
     struct err err;
@@ -275,6 +319,7 @@ int main(void)
         cmocka_unit_test(a_repeated_key_is_named_with_its_pointer),
         cmocka_unit_test(a_number_that_does_not_fit_is_refused_not_rounded),
         cmocka_unit_test(broken_json_is_refused_with_its_place),
+        cmocka_unit_test(broken_json_is_told_in_plain_words_with_its_field),
         cmocka_unit_test(a_nul_is_refused_wherever_it_stands),
         cmocka_unit_test(a_utf8_mark_in_front_is_skipped),
         cmocka_unit_test(reals_have_the_fewest_digits_that_read_back),
