@@ -30,6 +30,7 @@ struct store {
     sqlite3_stmt *stmts[SQL_COUNT];
     bool used[SQL_COUNT];
     int depth; /* of open transactions */
+    bool full; /* the disk was, since the WAL was folded back last */
     unsigned notices;
 };
 
@@ -40,6 +41,7 @@ static int db_error(struct store *st, const char *what, struct err *err)
     switch (sqlite3_errcode(st->db) & 0xff) {
     case SQLITE_FULL:
         code = ERR_NOSPACE;
+        st->full = true;
         break;
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
@@ -302,8 +304,11 @@ static int open_writer(struct store *st, const char *dir, bool chunks,
     }
     r = exec(st,
              "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
-             "PRAGMA foreign_keys=ON; PRAGMA journal_size_limit=67108864",
+             "PRAGMA foreign_keys=ON; PRAGMA journal_size_limit=8388608",
              err);
+    /* SQLite's 1000 pages would be 64 MiB of WAL before any is folded back */
+    if (r >= 0 && chunks)
+        r = exec(st, "PRAGMA wal_autocheckpoint=128", err);
     if (r < 0)
         return r;
     r = check(st, err);
@@ -369,10 +374,23 @@ const char *store_dir(const struct store *st)
 
 /* ---- transactions ---- */
 
+/* The disk was full: what the WAL takes up may be had back. Waits for no
+ * reader, and whether it helped the next write will show. */
+static void fold_back(struct store *st)
+{
+    st->full = false;
+    sqlite3_busy_timeout(st->db, 0);
+    sqlite3_wal_checkpoint_v2(st->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL,
+                              NULL);
+    sqlite3_busy_timeout(st->db, BUSY_MS);
+}
+
 int txn_begin(struct txn *txn, struct store *st, struct err *err)
 {
     int r;
     if (st->depth == 0) {
+        if (st->full)
+            fold_back(st);
         r = exec(st, "BEGIN IMMEDIATE", err);
     } else if (sqlite3_get_autocommit(st->db)) {
         /* a savepoint alone would commit on its release */

@@ -227,6 +227,27 @@ static void a_lost_database_is_not_replaced_by_an_empty_one(void **state)
     assert_non_null(strstr(w->err.text, "datasets/ holds shards"));
 }
 
+static void the_wal_of_chunks_stays_small(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(buf_release) struct buf data = {0};
+    char path[300];
+    struct stat sb;
+    for (int i = 0; i < 65536; i++)
+        must(buf_adds(&data, "0123456789abcdef"));
+    for (int i = 0; i < 40; i++) {
+        uint8_t sum[DIGEST_BYTES];
+        char hex[DIGEST_HEX];
+        data.data[0] = (char)i;
+        digest_of(data.data, data.len, sum);
+        digest_hex(sum, hex);
+        must(chunk_put(w->chunks, 1, hex, data.data, data.len, &w->err));
+    }
+    snprintf(path, sizeof(path), "%s/checkpoints.db-wal", w->dir);
+    assert_int_equal(stat(path, &sb), 0);
+    assert_true(sb.st_size < 16 << 20);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -236,6 +257,7 @@ int main(void)
         TEST(a_reader_sees_only_what_was_committed_and_writes_nothing),
         TEST(notices_come_with_the_change),
         TEST(both_files_are_as_promised),
+        TEST(the_wal_of_chunks_stays_small),
         TEST(a_newer_database_is_refused_and_left_alone),
         TEST(a_lost_database_is_not_replaced_by_an_empty_one),
         TEST(a_foreign_or_damaged_database_is_refused),
