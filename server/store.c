@@ -128,12 +128,19 @@ static int check(struct store *st, struct err *err)
         SQLITE_OK)
         return db_error(st, "check", err);
     int r = 0;
-    if (sqlite3_step(q) != SQLITE_ROW)
+    if (sqlite3_step(q) != SQLITE_ROW) {
         r = db_error(st, "check", err);
-    else if (strcmp((const char *)sqlite3_column_text(q, 0), "ok"))
-        r = err_set(err, ERR_CORRUPT,
-                    "%s is damaged (%s): put a backup in its place", st->path,
-                    (const char *)sqlite3_column_text(q, 0));
+    } else {
+        const char *said = (const char *)sqlite3_column_text(q, 0);
+        /* a page that the disk did not give is no damage of the database */
+        const char *why = strstr(said, "error code=");
+        if (why && (atoi(why + 11) & 0xff) == SQLITE_IOERR)
+            r = err_set(err, ERR_IO, "%s cannot be read: %s", st->path, said);
+        else if (strcmp(said, "ok"))
+            r = err_set(err, ERR_CORRUPT,
+                        "%s is damaged (%s): put a backup in its place",
+                        st->path, said);
+    }
     sqlite3_finalize(q);
     return r;
 }
