@@ -215,6 +215,11 @@ int json_parse_strict(const char *text, size_t len, json_t **ret,
         return err_set(err, ERR_NOMEM, "no memory to parse %zu bytes of JSON",
                        len);
     default:
+        /* a bracket that is out of place must not close what it stands in */
+        if (pos && (text[pos - 1] == ']' || text[pos - 1] == '}')) {
+            scan(&s, text, pos - 1);
+            scan_pointer(&s, at);
+        }
         in_plain_words(e.text, near, what, sizeof what);
         return err_at(err, ERR_INVALID, at,
                       "not valid JSON: line %d, column %d: %s", e.line,
