@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "server/dataset.h"
 #include "server/handle.h"
@@ -34,7 +35,8 @@ struct file {
 static void file_free(void *p)
 {
     struct file *f = p;
-    close(f->fd);
+    if (f->fd >= 0)
+        close(f->fd);
     free(f);
 }
 
@@ -57,10 +59,16 @@ int handle_shard_get(struct ctx *ctx, struct request *req, struct reply *ret,
     struct file *f = malloc(sizeof(*f));
     if (!f)
         return err_set(err, ERR_NOMEM, "no memory for a download");
-    f->fd = open(s.path, O_RDONLY | O_CLOEXEC);
-    if (f->fd < 0) {
+    /* O_NONBLOCK: a pipe in its place must not hold up a reader */
+    f->fd = open(s.path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    struct stat st;
+    if (f->fd < 0)
         r = err_set(err, ERR_IO, "shard %s: %s", shard, strerror(errno));
-        free(f);
+    else if (fstat(f->fd, &st) < 0 || !S_ISREG(st.st_mode))
+        r = err_set(err, ERR_IO, "shard %s is not a regular file any more",
+                    shard);
+    if (r < 0) {
+        file_free(f);
         return r;
     }
     return reply_body(ret, "application/x-ndjson", s.sha256, NULL, s.bytes,

@@ -32,6 +32,11 @@ int upload_new(const char *tmp_dir, struct upload **ret, struct err *err)
         return err_set(err, ERR_NOMEM, "no memory for an upload");
     }
     u->fd = mkostemp(path, O_CLOEXEC);
+    if (u->fd < 0 && errno == ENOENT && mkdir(tmp_dir, 0700) == 0) {
+        /* some cleaner took the folder */
+        memcpy(path + strlen(path) - 6, "XXXXXX", 6);
+        u->fd = mkostemp(path, O_CLOEXEC);
+    }
     if (u->fd < 0) {
         int r = io_error(err, "begin");
         free(path);

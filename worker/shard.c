@@ -88,7 +88,8 @@ static int shard_parse(const json_t *in, struct shard *ret, struct err *err)
 
 static int shard_open(struct shard *s, struct err *err)
 {
-    s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    /* O_NONBLOCK: a pipe in its place must not hold us up */
+    s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (s->fd < 0) {
         char what[256];
         switch (errno) {

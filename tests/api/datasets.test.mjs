@@ -1,15 +1,27 @@
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
+import { spawnSync } from 'node:child_process';
 import http from 'node:http';
 import zlib from 'node:zlib';
-import { Server, sha256, tinyShard, tinySpec, until } from '../harness.mjs';
+import { Server, sha256, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
 
 let s;
 before(async () => { s = await Server.start({ workers: 0 }); });
 after(() => s.stop());
 
 const file = (dataset, shard) => `${s.dir}/datasets/${dataset}/${shard}`;
+
+test('a pipe in a shard\'s place, or a folder taken away, holds nobody up', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('set', { 'a.jsonl': tinyShard(3) });
+    fs.rmSync(`${s.dir}/datasets/set/a.jsonl`);
+    assert.equal(spawnSync('mkfifo', [`${s.dir}/datasets/set/a.jsonl`]).status, 0);
+    for (let i = 0; i < 5; i++) (await s.get('/v1/datasets/set/shards/a.jsonl')).problem(500);
+    fs.rmSync(`${s.dir}/tmp`, { recursive: true });
+    await s.upload('set', { 'b.jsonl': tinyShard(3) });
+  });
+});
 
 test('a shard is stored as it came, and the manifest says what it is', async () => {
   const bytes = tinyShard(100);

@@ -445,6 +445,14 @@ static void link_away(const struct folder *dir, struct buf *b)
     assert_int_equal(symlink(other, path), 0);
 }
 
+static void pipe_instead(const struct folder *dir, struct buf *b)
+{
+    char path[256];
+    in_folder(dir, CHANGING, path, sizeof path);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+}
+
 static void delete (const struct folder *dir, struct buf *b)
 {
     char path[256];
@@ -468,6 +476,7 @@ static void changed_data_is_refused_with_its_own_reason(void **state)
         {shrink, "has shrunk: it ends at offset 3000", 3000},
         {replace, "was replaced", 0},
         {link_away, "is a symbolic link", 0},
+        {pipe_instead, "is not a regular file", 0},
         {delete, "is missing", 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
