@@ -99,6 +99,9 @@ int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
     if (r < 0)
         return r;
     if (r == 0) {
+        r = store_room(chunks, len, err);
+        if (r < 0)
+            return r;
         CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ADD);
         stmt_blob(&q, ":sha", name, sizeof(name));
         stmt_int(&q, ":bytes", (int64_t)len);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include "server/assets.h"
 
@@ -377,6 +378,24 @@ void store_close(struct store *st)
 const char *store_dir(const struct store *st)
 {
     return st->dir;
+}
+
+/* Twice the WAL of checkpoints.db: to fold it back takes as much again. */
+int64_t store_spare = 16 << 20;
+
+int store_room(struct store *st, size_t more, struct err *err)
+{
+    struct statvfs fs;
+    if (statvfs(st->dir, &fs) < 0)
+        return 0;
+    uint64_t spare = (uint64_t)store_spare;
+    uint64_t free = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (free >= spare + more)
+        return 0;
+    return err_set(err, ERR_NOSPACE,
+                   "%s: %d MiB are free, and the last %d are kept for what "
+                   "must still be written: make room there",
+                   st->dir, (int)(free >> 20), (int)(spare >> 20));
 }
 
 /* ---- transactions ---- */

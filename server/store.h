@@ -77,6 +77,12 @@ const char *col_text(const struct stmt *q, int i); /* "" for null */
 const void *col_blob(const struct stmt *q, int i, size_t *ret_len);
 json_t *col_json(const struct stmt *q, int i); /* parsed; NULL; caller owns */
 
+/* Is there room for `more` bytes, and store_spare besides? What lets go of
+ * space has to write first, and so has every heartbeat: ERR_NOSPACE is better
+ * said while they still can. */
+extern int64_t store_spare; /* tests raise it */
+int store_room(struct store *st, size_t more, struct err *err);
+
 int64_t store_last_id(struct store *st); /* rowid of the last insert */
 
 /* What this transaction changed, for those who wait. Bits gather until the

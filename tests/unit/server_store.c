@@ -248,6 +248,28 @@ static void the_wal_of_chunks_stays_small(void **state)
     assert_true(sb.st_size < 16 << 20);
 }
 
+static void a_disk_that_is_nearly_full_takes_no_new_chunk(void **state)
+{
+    struct world *w = *state;
+    uint8_t sum[DIGEST_BYTES];
+    char hex[2][DIGEST_HEX];
+    const char *data[] = {"kept", "refused"};
+    for (int i = 0; i < 2; i++) {
+        digest_of(data[i], strlen(data[i]), sum);
+        digest_hex(sum, hex[i]);
+    }
+    must(chunk_put(w->chunks, 1, hex[0], data[0], 4, &w->err));
+    int64_t spare = store_spare;
+    store_spare = INT64_MAX / 2;
+    int r = chunk_put(w->chunks, 1, hex[1], data[1], 7, &w->err);
+    int again = chunk_put(w->chunks, 1, hex[0], data[0], 4, &w->err);
+    store_spare = spare;
+    assert_int_equal(r, ERR_NOSPACE);
+    assert_int_equal(again, 0);
+    assert_int_equal(chunk_hold(w->chunks, 1, hex[1], &w->err), 0);
+    must(chunk_put(w->chunks, 1, hex[1], data[1], 7, &w->err));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -258,6 +280,7 @@ int main(void)
         TEST(notices_come_with_the_change),
         TEST(both_files_are_as_promised),
         TEST(the_wal_of_chunks_stays_small),
+        TEST(a_disk_that_is_nearly_full_takes_no_new_chunk),
         TEST(a_newer_database_is_refused_and_left_alone),
         TEST(a_lost_database_is_not_replaced_by_an_empty_one),
         TEST(a_foreign_or_damaged_database_is_refused),
