@@ -6,6 +6,10 @@
 #include <string.h>
 #include "server/when.h"
 
+#define CSV_PIECE (64 << 10) /* bytes, and then what is under way */
+#define CSV_STEPS 256
+#define CSV_SAMPLES 512
+
 static int series_id(struct store *st, const char *name, int64_t *ret,
                      struct err *err)
 {
@@ -290,25 +294,88 @@ int metric_last(struct store *st, int64_t job, int64_t cycle,
     return r;
 }
 
-int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
-               struct buf *ret, struct err *err)
+/* ---- CSV ---- */
+
+static int next_of(struct stmt *q, int64_t *ret, struct err *err)
 {
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_METRIC_ALL);
+    int r = stmt_row(q, err);
+    if (r <= 0 || col_null(q, 0))
+        return r < 0 ? r : 0;
+    *ret = col_int(q, 0);
+    return 1;
+}
+
+static int next_cycle(struct store *st, int64_t job, int64_t cycle,
+                      struct csv_at *at, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_METRIC_CYCLE);
     stmt_int(&q, ":job", job);
+    stmt_int(&q, ":after", at->cycle);
     stmt_int(&q, ":cycle", cycle);
-    int bad = buf_adds(ret, "cycle,step,series,value\n");
-    int r = 0;
+    at->step = -1;
+    return next_of(&q, &at->cycle, err);
+}
+
+static int next_step(struct store *st, int64_t job, const struct csv_at *at,
+                     int64_t *ret, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_METRIC_NEXT);
+    stmt_int(&q, ":job", job);
+    stmt_int(&q, ":number", at->cycle);
+    stmt_int(&q, ":after", at->step);
+    return next_of(&q, ret, err);
+}
+
+static int add_steps(struct store *st, int64_t job, const char *series,
+                     int64_t from, struct csv_at *at, struct buf *ret,
+                     struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_METRIC_STEPS);
+    stmt_int(&q, ":job", job);
+    stmt_int(&q, ":number", at->cycle);
+    stmt_int(&q, ":from", from);
+    stmt_int(&q, ":to", from + CSV_STEPS - 1);
+    at->step = from + CSV_STEPS - 1;
+    int bad = 0, r = 0;
     while (!bad && (r = stmt_row(&q, err)) > 0) {
-        const char *name = col_text(&q, 2);
+        const char *name = col_text(&q, 1);
         if (!wanted(series, name))
             continue;
-        bad = buf_addf(ret, "%" PRId64 ",%" PRId64 ",%s,", col_int(&q, 0),
-                       col_int(&q, 1), name);
+        bad = buf_addf(ret, "%" PRId64 ",%" PRId64 ",%s,", at->cycle,
+                       col_int(&q, 0), name);
         if (!bad)
-            bad = col_null(&q, 3) ? buf_adds(ret, "\n")
-                                  : buf_addf(ret, "%.9g\n", col_real(&q, 3));
+            bad = col_null(&q, 2) ? buf_adds(ret, "\n")
+                                  : buf_addf(ret, "%.9g\n", col_real(&q, 2));
     }
     return bad ? err_set(err, ERR_NOMEM, "no memory for the series") : r;
+}
+
+int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
+               struct csv_at *at, struct buf *ret, struct err *err)
+{
+    int r;
+    if (!at->begun) {
+        if (buf_adds(ret, "cycle,step,series,value\n") < 0)
+            return err_set(err, ERR_NOMEM, "no memory for the series");
+        at->begun = true;
+        r = next_cycle(st, job, cycle, at, err);
+        if (r <= 0)
+            return r;
+    }
+    while (ret->len < CSV_PIECE) {
+        int64_t from;
+        r = next_step(st, job, at, &from, err);
+        if (r > 0) {
+            r = add_steps(st, job, series, from, at, ret, err);
+        } else if (r == 0) {
+            r = next_cycle(st, job, cycle, at, err);
+            if (r == 0)
+                return 0;
+        }
+        if (r < 0)
+            return r;
+    }
+    return 1;
 }
 
 /* ---- memory ---- */
@@ -366,6 +433,10 @@ int memory_series(struct store *st, int64_t job, int64_t points, json_t **ret,
     AUTO_JSON json_t *items = json_array();
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_MEMORY_ALL);
     stmt_int(&q, ":job", job);
+    stmt_int(&q, ":lease", 0);
+    stmt_int(&q, ":at", 0);
+    stmt_int(&q, ":step", 0);
+    stmt_int(&q, ":limit", -1);
     int r;
     for (int64_t i = 0; (r = stmt_row(&q, err)) > 0; i++) {
         if (i % stride && i != n - 1)
@@ -386,18 +457,29 @@ int memory_series(struct store *st, int64_t job, int64_t points, json_t **ret,
     return 0;
 }
 
-int memory_csv(struct store *st, int64_t job, struct buf *ret, struct err *err)
+int memory_csv(struct store *st, int64_t job, struct csv_at *at,
+               struct buf *ret, struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_MEMORY_ALL);
     stmt_int(&q, ":job", job);
-    int bad = buf_adds(ret, "lease,at,step,allocated_bytes,device_bytes,"
+    stmt_int(&q, ":lease", at->lease);
+    stmt_int(&q, ":at", at->at_ms);
+    stmt_int(&q, ":step", at->step);
+    stmt_int(&q, ":limit", CSV_SAMPLES);
+    int bad = 0, r = 0, n = 0;
+    if (!at->begun)
+        bad = buf_adds(ret, "lease,at,step,allocated_bytes,device_bytes,"
                             "rss_bytes,available_bytes,swap_bytes,shapes\n");
-    int r = 0;
+    at->begun = true;
     while (!bad && (r = stmt_row(&q, err)) > 0) {
-        char at[WHEN_MAX];
-        when_text(col_int(&q, 1), at);
-        bad = buf_addf(ret, "%" PRId64 ",%s,%" PRId64, col_int(&q, 0), at,
-                       col_int(&q, 2));
+        char when[WHEN_MAX];
+        n++;
+        at->lease = col_int(&q, 0);
+        at->at_ms = col_int(&q, 1);
+        at->step = col_int(&q, 2);
+        when_text(at->at_ms, when);
+        bad =
+            buf_addf(ret, "%" PRId64 ",%s,%" PRId64, at->lease, when, at->step);
         for (int k = 0; !bad && memory_names[k]; k++)
             bad = col_null(&q, 3 + k)
                       ? buf_adds(ret, ",")
@@ -405,5 +487,7 @@ int memory_csv(struct store *st, int64_t job, struct buf *ret, struct err *err)
         if (!bad)
             bad = buf_adds(ret, "\n");
     }
-    return bad ? err_set(err, ERR_NOMEM, "no memory for the series") : r;
+    if (bad)
+        return err_set(err, ERR_NOMEM, "no memory for the series");
+    return r < 0 ? r : n == CSV_SAMPLES;
 }

@@ -6,6 +6,7 @@
  * one said. With equal fingerprints the two must be equal to the last bit. */
 #pragma once
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include "schema/buf.h"
 #include "schema/err.h"
@@ -31,9 +32,15 @@ int metric_series(struct store *st, int64_t job, int64_t cycle,
 int metric_last(struct store *st, int64_t job, int64_t cycle,
                 const char *series, int64_t *ret_step, double *ret_value,
                 struct err *err);
-/* cycle,step,series,value: all of it. */
+/* Where a table goes on; {0}: at its start. */
+struct csv_at {
+    bool begun;
+    int64_t cycle, step, lease, at_ms;
+};
+/* cycle,step,series,value of all there is, a piece at a time, so that a long
+ * job costs no more memory than a short one. 1: call again; 0: that was all. */
 int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
-               struct buf *ret, struct err *err);
+               struct csv_at *at, struct buf *ret, struct err *err);
 
 /* Samples of a report. */
 int memory_add(struct store *st, int64_t job, int64_t lease, const json_t *rows,
@@ -41,4 +48,6 @@ int memory_add(struct store *st, int64_t job, int64_t lease, const json_t *rows,
 /* {"items": [{lease, at, step, allocated_bytes, …}]}, thinned to `points`. */
 int memory_series(struct store *st, int64_t job, int64_t points, json_t **ret,
                   struct err *err);
-int memory_csv(struct store *st, int64_t job, struct buf *ret, struct err *err);
+/* The same in rows, a piece at a time. */
+int memory_csv(struct store *st, int64_t job, struct csv_at *at,
+               struct buf *ret, struct err *err);

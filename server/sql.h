@@ -258,11 +258,20 @@ SQL(METRIC_SERIES, "SELECT c.id, c.number, s.id, s.name FROM cycles c"
                    " ORDER BY c.number, s.name")
 SQL(METRIC_POINTS, "SELECT step, value FROM metrics WHERE cycle_id = :cycle"
                    " AND series_id = :series ORDER BY step")
-SQL(METRIC_ALL, "SELECT c.number, m.step, s.name, m.value FROM cycles c"
-                " JOIN metrics m ON m.cycle_id = c.id"
-                " JOIN series s ON s.id = m.series_id WHERE c.job_id = :job"
-                " AND (:cycle = 0 OR c.number = :cycle)"
-                " ORDER BY c.number, m.step, s.name")
+/* the first step past :after at which a cycle has a value: a seek a series */
+SQL(METRIC_NEXT, "SELECT min((SELECT m.step FROM metrics m"
+                 " WHERE m.cycle_id = c.id AND m.series_id = s.id"
+                 " AND m.step > :after ORDER BY m.step LIMIT 1))"
+                 " FROM cycles c CROSS JOIN series s"
+                 " WHERE c.job_id = :job AND c.number = :number")
+SQL(METRIC_STEPS, "SELECT m.step, s.name, m.value FROM cycles c"
+                  " CROSS JOIN series s CROSS JOIN metrics m"
+                  " ON m.cycle_id = c.id AND m.series_id = s.id"
+                  " AND m.step BETWEEN :from AND :to"
+                  " WHERE c.job_id = :job AND c.number = :number"
+                  " ORDER BY m.step, s.name")
+SQL(METRIC_CYCLE, "SELECT min(number) FROM cycles WHERE job_id = :job"
+                  " AND number > :after AND (:cycle = 0 OR number = :cycle)")
 SQL(MEMORY_ADD, "INSERT OR IGNORE INTO memory(job_id, lease_id, at_ms, step,"
                 " allocated, device, rss, available, swap, shapes) VALUES"
                 " (:job, :lease, :at, :step, :allocated, :device, :rss,"
@@ -270,7 +279,8 @@ SQL(MEMORY_ADD, "INSERT OR IGNORE INTO memory(job_id, lease_id, at_ms, step,"
 SQL(MEMORY_COUNT, "SELECT count(*) FROM memory WHERE job_id = :job")
 SQL(MEMORY_ALL, "SELECT lease_id, at_ms, step, allocated, device, rss,"
                 " available, swap, shapes FROM memory WHERE job_id = :job"
-                " ORDER BY lease_id, at_ms, step")
+                " AND (lease_id, at_ms, step) > (:lease, :at, :step)"
+                " ORDER BY lease_id, at_ms, step LIMIT :limit")
 
 /* ---- checkpoint ---- */
 #ifndef CHECKPOINT_COLUMNS

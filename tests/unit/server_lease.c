@@ -200,7 +200,7 @@ static void a_heartbeat_sent_twice_counts_once(void **state)
     must(log_list(w->st, id, 0, 10, &logs, &w->err));
     assert_int_equal(json_array_size(json_object_get(logs, "items")), 1);
     CLEANUP(buf_release) struct buf csv = {0};
-    must(metric_csv(w->st, id, 0, NULL, &csv, &w->err));
+    must(metric_csv(w->st, id, 0, NULL, &(struct csv_at){0}, &csv, &w->err));
     assert_string_equal(csv.data, "cycle,step,series,value\n1,1,loss,0.5\n");
 }
 
@@ -519,7 +519,7 @@ static void steps_trained_again_must_report_the_same(void **state)
     die(w, &a);
     CLEANUP(buf_release) struct buf csv = {0};
     assert_int_equal(claims(w, &b), 1);
-    must(metric_csv(w->st, id, 0, NULL, &csv, &w->err));
+    must(metric_csv(w->st, id, 0, NULL, &(struct csv_at){0}, &csv, &w->err));
     assert_string_equal(csv.data, "cycle,step,series,value\n1,1,loss,5\n");
     b.step = 2;
     must(beats(w, &b,

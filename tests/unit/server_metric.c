@@ -26,15 +26,62 @@ static void the_csv_has_nine_significant_digits(void **state)
                "\"metrics\": [[1, {\"loss\": 0.333333343267440796,"
                " \"loss/value\": 1e-10}], [2, {\"loss\": null}]]",
                NULL));
-    must(metric_csv(w->st, id, 0, NULL, &csv, &w->err));
+    must(metric_csv(w->st, id, 0, NULL, &(struct csv_at){0}, &csv, &w->err));
     assert_string_equal(csv.data, "cycle,step,series,value\n"
                                   "1,1,loss,0.333333343\n"
                                   "1,1,loss/value,1e-10\n"
                                   "1,2,loss,\n");
     buf_clear(&csv);
-    must(metric_csv(w->st, id, 1, "lr,loss/value", &csv, &w->err));
+    must(metric_csv(w->st, id, 1, "lr,loss/value", &(struct csv_at){0}, &csv,
+                    &w->err));
     assert_string_equal(csv.data,
                         "cycle,step,series,value\n1,1,loss/value,1e-10\n");
+}
+
+static void a_long_csv_comes_in_pieces(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    CLEANUP(buf_release) struct buf csv = {0};
+    CLEANUP(buf_release) struct buf rows = {0};
+    put_records(w);
+    int64_t id = submit(w, "{\"training\": {\"effective_batch\": 2,"
+                           " \"epochs\": 20000}}");
+    assert_int_equal(claims(w, &a), 1);
+    enum { ROWS = 6000 };
+    int64_t step = 0; /* some stand far from each other */
+    for (int i = 1; i <= ROWS; i++) {
+        if (!rows.len)
+            buf_adds(&rows, "\"metrics\": [");
+        step += i % 1000 ? 1 : 700;
+        buf_addf(&rows, "[%d, {\"loss\": 0.125, \"lr\": 0.001}]%s", (int)step,
+                 i % 25 ? ", " : "]");
+        if (i % 25)
+            continue;
+        a.step = step;
+        must(beats(w, &a, rows.data, NULL));
+        buf_clear(&rows);
+    }
+    struct csv_at at = {0};
+    int r = 1, pieces = 0;
+    int64_t lines = 0, before = 0;
+    for (; r > 0; pieces++) {
+        buf_clear(&csv);
+        r = metric_csv(w->st, id, 0, "loss", &at, &csv, &w->err);
+        assert_in_range(r, 0, 1);
+        assert_in_range(csv.len, 1, 100 << 10);
+        for (const char *p = csv.data; *p; p = strchr(p, '\n') + 1) {
+            long long n;
+            if (sscanf(p, "1,%lld,loss,0.125", &n) == 1) {
+                assert_true(n > before);
+                before = n;
+                lines++;
+            }
+        }
+    }
+    assert_int_equal(lines, ROWS);
+    assert_int_equal(before, step);
+    assert_true(pieces > 1);
 }
 
 static void thinning_keeps_spikes_and_the_last_point(void **state)
@@ -123,6 +170,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(the_csv_has_nine_significant_digits),
+        TEST(a_long_csv_comes_in_pieces),
         TEST(thinning_keeps_spikes_and_the_last_point),
         TEST(rows_of_no_use_are_refused_before_any_is_kept),
         TEST(memory_samples_make_peaks_and_a_series),
