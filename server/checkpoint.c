@@ -525,22 +525,17 @@ int checkpoint_loaded(struct store *st, int64_t id, struct err *err)
     return n < 0 ? (int)n : 0;
 }
 
-static json_t *text_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_string(col_text(q, i));
-}
-
 static json_t *shown(const struct stmt *q)
 {
     return json_pack(
         "{sI sI sI sI ss so sI sI ss so sI sI ss sb sI so}", "id",
         col_int(q, 0), "job", col_int(q, 1), "cycle", col_int(q, 2), "lease",
-        col_int(q, 3), "state", col_text(q, 4), "reason", text_or_null(q, 5),
-        "step", col_int(q, 6), "epoch", col_int(q, 7), "digest", col_text(q, 8),
-        "previous", text_or_null(q, 9), "bytes", col_int(q, 10), "model_bytes",
-        col_int(q, 11), "model_sha256", col_text(q, 12), "pinned",
-        (int)col_int(q, 13), "load_deaths", col_int(q, 14), "created_at",
-        when_json(col_int(q, 15)));
+        col_int(q, 3), "state", col_text(q, 4), "reason",
+        col_text_or_null(q, 5), "step", col_int(q, 6), "epoch", col_int(q, 7),
+        "digest", col_text(q, 8), "previous", col_text_or_null(q, 9), "bytes",
+        col_int(q, 10), "model_bytes", col_int(q, 11), "model_sha256",
+        col_text(q, 12), "pinned", (int)col_int(q, 13), "load_deaths",
+        col_int(q, 14), "created_at", when_json(col_int(q, 15)));
 }
 
 int checkpoint_list(struct store *st, int64_t job, int64_t after, int64_t limit,

@@ -236,27 +236,17 @@ int cycle_end(struct store *st, int64_t id, const char *state,
 
 /* ---- JSON ---- */
 
-static json_t *text_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_string(col_text(q, i));
-}
-
-static json_t *int_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_integer(col_int(q, i));
-}
-
 static json_t *cycle_json(const struct stmt *q)
 {
-    json_t *j =
-        json_pack("{sI ss ss so sI so so so so}", "number", col_int(q, 1),
-                  "state", col_text(q, 2), "phase", col_text(q, 3), "reason",
-                  text_or_null(q, 4), "step", col_int(q, 5), "steps",
-                  int_or_null(q, 6), "digest", text_or_null(q, 7), "signature",
-                  text_or_null(q, 8), "model_sha256", text_or_null(q, 9));
-    json_object_set_new(j, "records", int_or_null(q, 10));
+    json_t *j = json_pack(
+        "{sI ss ss so sI so so so so}", "number", col_int(q, 1), "state",
+        col_text(q, 2), "phase", col_text(q, 3), "reason",
+        col_text_or_null(q, 4), "step", col_int(q, 5), "steps",
+        col_int_or_null(q, 6), "digest", col_text_or_null(q, 7), "signature",
+        col_text_or_null(q, 8), "model_sha256", col_text_or_null(q, 9));
+    json_object_set_new(j, "records", col_int_or_null(q, 10));
     json_object_set_new(j, "epochs", json_integer(col_int(q, 11)));
-    json_object_set_new(j, "checkpoint", int_or_null(q, 12));
+    json_object_set_new(j, "checkpoint", col_int_or_null(q, 12));
     json_object_set_new(j, "failures", json_integer(col_int(q, 13)));
     json_object_set_new(j, "lost", json_integer(col_int(q, 14)));
     json_object_set_new(j, "no_progress", json_integer(col_int(q, 15)));

@@ -30,11 +30,6 @@ int event_add(struct store *st, const struct event *e, int64_t now_ms,
     return r < 0 ? (int)r : 0;
 }
 
-static json_t *int_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_integer(col_int(q, i));
-}
-
 json_t *page_json(json_t *items, bool more, int64_t last)
 {
     json_t *page = json_pack("{so}", "items", items);
@@ -61,11 +56,12 @@ int event_list(struct store *st, int64_t job, int64_t after, int64_t limit,
             break;
         last = col_int(&q, 0);
         json_array_append_new(
-            items, json_pack("{sI so ss ss ss so so so}", "id", last, "at",
-                             when_json(col_int(&q, 1)), "kind", col_text(&q, 2),
-                             "cause", col_text(&q, 3), "actor", col_text(&q, 4),
-                             "cycle", int_or_null(&q, 5), "lease",
-                             int_or_null(&q, 6), "step", int_or_null(&q, 7)));
+            items,
+            json_pack("{sI so ss ss ss so so so}", "id", last, "at",
+                      when_json(col_int(&q, 1)), "kind", col_text(&q, 2),
+                      "cause", col_text(&q, 3), "actor", col_text(&q, 4),
+                      "cycle", col_int_or_null(&q, 5), "lease",
+                      col_int_or_null(&q, 6), "step", col_int_or_null(&q, 7)));
     }
     if (r < 0)
         return r;

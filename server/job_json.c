@@ -7,16 +7,6 @@
 #include "server/job.h"
 #include "server/when.h"
 
-static json_t *text_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_string(col_text(q, i));
-}
-
-static json_t *int_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_integer(col_int(q, i));
-}
-
 enum { /* of JOB_SHOWN */
        C_NUMBER = 24,
        C_STEP,
@@ -55,11 +45,11 @@ static json_t *progress(const struct stmt *q)
         fraction = (n + (open ? fraction : 0)) / (double)cycles;
         left += (double)total * ((double)cycles - n - 1);
     }
-    json_object_set_new(p, "cycle", int_or_null(q, C_NUMBER));
+    json_object_set_new(p, "cycle", col_int_or_null(q, C_NUMBER));
     json_object_set_new(p, "cycles", json_integer(cycles));
     json_object_set_new(p, "epoch", json_integer(col_int(q, C_EPOCH)));
     json_object_set_new(p, "step", json_integer(step));
-    json_object_set_new(p, "steps", int_or_null(q, C_STEPS));
+    json_object_set_new(p, "steps", col_int_or_null(q, C_STEPS));
     json_object_set_new(p, "records", json_integer(done));
     json_object_set_new(p, "records_total",
                         frozen ? json_integer(total) : json_null());
@@ -79,7 +69,7 @@ static json_t *job_json(const struct stmt *q, bool whole)
     json_object_set_new(j, "name", json_string(col_text(q, 1)));
     json_object_set_new(j, "kind", json_string(col_text(q, 2)));
     json_object_set_new(j, "state", json_string(col_text(q, 3)));
-    json_object_set_new(j, "reason", text_or_null(q, 4));
+    json_object_set_new(j, "reason", col_text_or_null(q, 4));
     json_object_set_new(j, "signature", json_string(col_text(q, 5)));
     json_object_set_new(j, "priority", json_integer(col_int(q, 7)));
     json_object_set_new(j, "labels", col_json(q, 8));
@@ -90,10 +80,10 @@ static json_t *job_json(const struct stmt *q, bool whole)
     json_object_set_new(j, "progress", progress(q));
     bool order = !col_null(q, 13);
     json_t *exact = json_pack("{ss so}", "tier", order ? "order" : "bit",
-                              "since_step", int_or_null(q, 13));
+                              "since_step", col_int_or_null(q, 13));
     if (order) {
-        json_object_set_new(exact, "cycle", int_or_null(q, 14));
-        json_object_set_new(exact, "reason", text_or_null(q, 15));
+        json_object_set_new(exact, "cycle", col_int_or_null(q, 14));
+        json_object_set_new(exact, "reason", col_text_or_null(q, 15));
     }
     json_object_set_new(exact, "inexact_steps", json_integer(col_int(q, 16)));
     json_object_set_new(j, "exact", exact);
@@ -106,7 +96,7 @@ static json_t *job_json(const struct stmt *q, bool whole)
     if (!col_null(q, 22))
         json_object_set_new(j, "error", col_json(q, 22));
     if (!col_null(q, C_NUMBER)) {
-        json_object_set_new(j, "cycle_state", text_or_null(q, C_STATE));
+        json_object_set_new(j, "cycle_state", col_text_or_null(q, C_STATE));
         json_object_set_new(j, "budgets",
                             json_pack("{sI sI sI}", "failures",
                                       col_int(q, C_FAILURES), "lost",

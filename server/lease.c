@@ -474,21 +474,6 @@ int lease_release(struct store *st, int64_t id, int64_t token,
 
 /* ---- list ---- */
 
-static json_t *text_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_string(col_text(q, i));
-}
-
-static json_t *int_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : json_integer(col_int(q, i));
-}
-
-static json_t *json_or_null(const struct stmt *q, int i)
-{
-    return col_null(q, i) ? json_null() : col_json(q, i);
-}
-
 int lease_list(struct store *st, int64_t job, int64_t after, int64_t limit,
                json_t **ret, struct err *err)
 {
@@ -506,24 +491,24 @@ int lease_list(struct store *st, int64_t job, int64_t after, int64_t limit,
         json_t *one = json_pack(
             "{sI sI ss so so so sI sI so so}", "id", last, "cycle",
             col_int(&q, 1), "worker", col_text(&q, 2), "outcome",
-            text_or_null(&q, 3), "reason", text_or_null(&q, 4), "detail",
-            text_or_null(&q, 5), "from_step", col_int(&q, 6), "to_step",
-            col_int(&q, 7), "started_at", when_json(col_int(&q, 8)), "ended_at",
-            when_json(col_int(&q, 9)));
+            col_text_or_null(&q, 3), "reason", col_text_or_null(&q, 4),
+            "detail", col_text_or_null(&q, 5), "from_step", col_int(&q, 6),
+            "to_step", col_int(&q, 7), "started_at", when_json(col_int(&q, 8)),
+            "ended_at", when_json(col_int(&q, 9)));
         json_object_set_new(one, "peak",
                             json_pack("{so so so}", "allocated_bytes",
-                                      int_or_null(&q, 10), "device_bytes",
-                                      int_or_null(&q, 11), "rss_bytes",
-                                      int_or_null(&q, 12)));
-        json_object_set_new(one, "fingerprint", json_or_null(&q, 13));
+                                      col_int_or_null(&q, 10), "device_bytes",
+                                      col_int_or_null(&q, 11), "rss_bytes",
+                                      col_int_or_null(&q, 12)));
+        json_object_set_new(one, "fingerprint", col_json_or_null(&q, 13));
         json_object_set_new(one, "device", json_string(col_text(&q, 14)));
         json_object_set_new(one, "threads", json_integer(col_int(&q, 15)));
         json_object_set_new(one, "stage", json_string(col_text(&q, 16)));
         json_object_set_new(one, "micro_batches",
                             json_integer(col_int(&q, 17)));
-        json_object_set_new(one, "checkpoint", int_or_null(&q, 18));
-        json_object_set_new(one, "error", json_or_null(&q, 19));
-        json_object_set_new(one, "evidence", text_or_null(&q, 20));
+        json_object_set_new(one, "checkpoint", col_int_or_null(&q, 18));
+        json_object_set_new(one, "error", col_json_or_null(&q, 19));
+        json_object_set_new(one, "evidence", col_text_or_null(&q, 20));
         json_object_set_new(one, "heard_at", when_json(col_int(&q, 21)));
         json_array_append_new(items, one);
     }

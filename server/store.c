@@ -664,6 +664,21 @@ json_t *col_json(const struct stmt *q, int i)
     return json_loads(col_text(q, i), JSON_DECODE_ANY, NULL);
 }
 
+json_t *col_text_or_null(const struct stmt *q, int i)
+{
+    return col_null(q, i) ? json_null() : json_string(col_text(q, i));
+}
+
+json_t *col_int_or_null(const struct stmt *q, int i)
+{
+    return col_null(q, i) ? json_null() : json_integer(col_int(q, i));
+}
+
+json_t *col_json_or_null(const struct stmt *q, int i)
+{
+    return col_null(q, i) ? json_null() : col_json(q, i);
+}
+
 int64_t store_last_id(struct store *st)
 {
     return sqlite3_last_insert_rowid(st->db);

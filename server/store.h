@@ -76,6 +76,10 @@ double col_real(const struct stmt *q, int i);
 const char *col_text(const struct stmt *q, int i); /* "" for null */
 const void *col_blob(const struct stmt *q, int i, size_t *ret_len);
 json_t *col_json(const struct stmt *q, int i); /* parsed; NULL; caller owns */
+/* The same as JSON, null for null; caller owns. */
+json_t *col_text_or_null(const struct stmt *q, int i);
+json_t *col_int_or_null(const struct stmt *q, int i);
+json_t *col_json_or_null(const struct stmt *q, int i);
 
 /* Is there room for `more` bytes, and store_spare besides? What lets go of
  * space has to write first, and so has every heartbeat: ERR_NOSPACE is better
