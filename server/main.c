@@ -46,6 +46,14 @@ static void *keeper_main(void *arg)
         pthread_mutex_unlock(&k->mutex);
         struct err err = {0};
         server_clock_beat();
+        if (!server_state_is_there(k->server)) {
+            /* what is accepted now goes into a file without a name */
+            fprintf(stderr,
+                    "pawld: %s/pawl.db was removed or replaced: stopping at "
+                    "once\n",
+                    k->server->dir);
+            _exit(1);
+        }
         if (housekeep_tick(&state, k->server->lanes, &err) < 0 &&
             strcmp(said, err.text)) {
             fprintf(stderr, "pawld: housekeeping: %s\n", err.text);
@@ -117,6 +125,7 @@ static int start(struct server *s, struct keeper *k, struct err *err)
         r = supervisor_new(s, &s->supervisor, err);
     if (r < 0)
         return r;
+    server_state_is_there(s);
     atomic_store(&s->listening_mono_ms, server_mono_ms());
     r = lanes_call(s->lanes, LANE_WRITE, begin_listening, s, err);
     if (r >= 0)

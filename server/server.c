@@ -124,6 +124,21 @@ static int take_lock(struct server *s, struct err *err)
     return 0;
 }
 
+bool server_state_is_there(struct server *s)
+{
+    AUTO_FREE char *path = NULL;
+    struct stat st;
+    if (asprintf(&path, "%s/pawl.db", s->dir) < 0)
+        return true; /* not known to be gone */
+    if (stat(path, &st) < 0)
+        return errno != ENOENT && errno != ENOTDIR;
+    if (!s->db_inode) {
+        s->db_device = st.st_dev;
+        s->db_inode = st.st_ino;
+    }
+    return st.st_dev == s->db_device && st.st_ino == s->db_inode;
+}
+
 int server_write_file(struct server *s, const char *name, const char *text,
                       int mode, struct err *err)
 {

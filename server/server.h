@@ -31,6 +31,7 @@ struct server {
     char *tmp_dir;      /* DIR/tmp */
     char *logs_dir;     /* DIR/logs */
     int lock_fd;
+    uint64_t db_device, db_inode; /* of pawl.db; 0 before it is open */
     char token[129];
     char instance[17];  /* names this state folder: cookie pawl_<instance> */
     char boot[40];      /* the kernel's boot id */
@@ -60,6 +61,9 @@ void server_clock_beat(void);
 
 /* Folders, lock, token, boot id. ERR_CONFLICT: another pawld has the folder. */
 int server_open_state(struct server *s, struct err *err);
+/* Is DIR/pawl.db still the file that this run opened? The first call, once it
+ * is open, remembers which that is. */
+bool server_state_is_there(struct server *s);
 /* DIR/NAME becomes `text` and a newline, by rename. */
 int server_write_file(struct server *s, const char *name, const char *text,
                       int mode, struct err *err);

@@ -118,6 +118,17 @@ test('SIGTERM ends it cleanly, url and all; SIGKILL loses nothing that was answe
   });
 });
 
+test('a server whose state is taken away stops, rather than accept what it cannot keep', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    fs.renameSync(`${s.dir}/pawl.db`, `${s.dir}/elsewhere.db`);
+    const end = await s.exited;
+    assert.equal(end.code, 1);
+    assert.match(s.log, /pawl\.db was removed or replaced/);
+    fs.renameSync(`${s.dir}/elsewhere.db`, `${s.dir}/pawl.db`);
+    await s.launch();
+  });
+});
+
 test('a Unix socket serves as well', async () => {
   const dir = folder();
   await withServer({ workers: 0, listen: ['127.0.0.1:0', `unix:${dir}/pawl.sock`] }, async (s) => {
