@@ -192,6 +192,7 @@ CREATE TABLE leases (
 ) STRICT;
 CREATE INDEX leases_live ON leases(worker_id) WHERE outcome IS NULL;
 CREATE UNIQUE INDEX leases_one ON leases(cycle_id) WHERE outcome IS NULL;
+CREATE INDEX leases_expired ON leases(worker_id) WHERE expired = 1; -- a death
 CREATE INDEX leases_job ON leases(job_id, id); -- list
 CREATE INDEX leases_cycle ON leases(cycle_id); -- foreign key
 

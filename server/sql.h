@@ -190,8 +190,12 @@ SQL(JOB_UNMET, "SELECT a.after_id, coalesce(b.state, 'gone') FROM job_after a"
 SQL(JOB_DEPENDENTS, "SELECT a.job_id FROM job_after a"
                     " JOIN jobs j ON j.id = a.job_id"
                     " WHERE a.after_id = :id AND j.ended_ms IS NULL")
-SQL(JOB_DUE, "SELECT job_id FROM cycles WHERE state = 'waiting'"
-             " AND not_before_ms IS NOT NULL AND (not_before_ms <= :now"
+/* `state IN (…)` is cycles_open's own condition, word for word: without it
+ * SQLite does not see that it may use that index, and reads all cycles */
+SQL(JOB_DUE, "SELECT job_id FROM cycles"
+             " WHERE state IN ('waiting', 'ready', 'leased')"
+             " AND state = 'waiting' AND not_before_ms IS NOT NULL"
+             " AND (not_before_ms <= :now"
              " OR not_before_ms > :now + 120000)")
 SQL(JOB_HAS_STATE, "SELECT 1 FROM checkpoints WHERE job_id = :job"
                    " AND state = 'good' LIMIT 1")
@@ -303,8 +307,9 @@ SQL(CHECKPOINT_NEWEST, CHECKPOINT_COLUMNS
     "WHERE cycle_id = :cycle AND state = 'good' ORDER BY id DESC LIMIT 1")
 SQL(CHECKPOINT_NEWEST_JOB, CHECKPOINT_COLUMNS
     "WHERE job_id = :job AND state = 'good' ORDER BY id DESC LIMIT 1")
-SQL(CHECKPOINT_FIND, "SELECT id FROM checkpoints WHERE lease_id = :lease"
-                     " AND digest = :digest")
+SQL(CHECKPOINT_FIND, "SELECT id FROM checkpoints WHERE cycle_id ="
+                     " (SELECT cycle_id FROM leases WHERE id = :lease)"
+                     " AND lease_id = :lease AND digest = :digest")
 SQL(CHECKPOINT_ADD, "INSERT INTO checkpoints(job_id, cycle_id, lease_id, state,"
                     " step, epoch, digest, previous, manifest, bytes,"
                     " model_bytes, model_sha256, fingerprint, exact_since,"
@@ -397,7 +402,8 @@ SQL(LEASE_ADD, "INSERT INTO leases(job_id, cycle_id, token, worker_id, worker,"
                " :now, :now, :mono)")
 /* priority, then who yielded, then age */
 SQL(CYCLE_CANDIDATES, "SELECT c.id FROM cycles c JOIN jobs j ON j.id = c.job_id"
-                      " WHERE c.state = 'ready' AND j.state = 'queued'"
+                      " WHERE c.state IN ('waiting', 'ready', 'leased')"
+                      " AND c.state = 'ready' AND j.state = 'queued'"
                       " ORDER BY j.priority DESC, c.front DESC, c.id"
                       " LIMIT :limit")
 SQL(CYCLE_LEASE, "UPDATE cycles SET state = 'leased', token = token + 1,"
@@ -446,8 +452,9 @@ SQL(LEASE_END, "UPDATE leases SET outcome = :outcome, reason = :reason,"
                " counted = :counted, ended_ms = :now WHERE id = :id")
 SQL(LEASE_LISTENING, "UPDATE leases SET heard_mono_ms = :mono"
                      " WHERE outcome IS NULL")
+/* +id: sorted apart, or all leases would be read in that order */
 SQL(LEASE_SILENT, "SELECT id FROM leases WHERE outcome IS NULL"
-                  " AND heard_mono_ms < :before ORDER BY id")
+                  " AND heard_mono_ms < :before ORDER BY +id")
 SQL(LEASE_DEAD, "UPDATE leases SET expired = 0 WHERE worker_id = :worker"
                 " AND expired = 1")
 SQL(LEASE_LIST, "SELECT l.id, c.number, l.worker, l.outcome, l.reason,"
