@@ -119,31 +119,38 @@ static int migration_number(const struct asset *a, bool chunks)
     return is_chunks == chunks ? atoi(name + (is_chunks ? 7 : 0)) : 0;
 }
 
-static int check(struct store *st, struct err *err)
+static int check_once(struct store *st, struct err *err)
 {
-    struct stat sb;
-    if (stat(st->path, &sb) < 0 || sb.st_size > CHECK_MAX)
-        return 0;
     sqlite3_stmt *q = NULL;
-    if (sqlite3_prepare_v2(st->db, "PRAGMA quick_check(1)", -1, &q, NULL) !=
+    if (sqlite3_prepare_v2(st->db, "PRAGMA quick_check(10)", -1, &q, NULL) !=
         SQLITE_OK)
         return db_error(st, "check", err);
-    int r = 0;
-    if (sqlite3_step(q) != SQLITE_ROW) {
-        r = db_error(st, "check", err);
-    } else {
+    int rc, r = 0;
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW && r != ERR_IO) {
         const char *said = (const char *)sqlite3_column_text(q, 0);
         /* a page that the disk did not give is no damage of the database */
         const char *why = strstr(said, "error code=");
         if (why && (atoi(why + 11) & 0xff) == SQLITE_IOERR)
             r = err_set(err, ERR_IO, "%s cannot be read: %s", st->path, said);
-        else if (strcmp(said, "ok"))
+        else if (r == 0 && strcmp(said, "ok"))
             r = err_set(err, ERR_CORRUPT,
                         "%s is damaged (%s): put a backup in its place",
                         st->path, said);
     }
+    if (r == 0 && rc != SQLITE_DONE)
+        r = db_error(st, "check", err);
     sqlite3_finalize(q);
     return r;
+}
+
+static int check(struct store *st, struct err *err)
+{
+    struct stat sb;
+    if (stat(st->path, &sb) < 0 || sb.st_size > CHECK_MAX)
+        return 0;
+    int r = check_once(st, err);
+    /* not every failed read is told as one: damage shows twice */
+    return r == ERR_CORRUPT ? check_once(st, err) : r;
 }
 
 /* pawl.db as it was, beside it as pawl.db.v3: a migration is not undone. */

@@ -718,7 +718,8 @@ static void fails_everywhere(enum frail_fault fault, const char *what,
                              int least)
 {
     int64_t n, told = 0;
-    bool any = true, each = thorough || fault == FAULT_SYNC; /* few */
+    bool any = true,
+         each = thorough || fault == FAULT_SYNC || fault == FAULT_READ;
     frail.random = seed;
     for (n = each ? 1 : next(0); any; n = each ? n + 1 : next(n), told++) {
         any = fail_at(fault, n, told & 1);
