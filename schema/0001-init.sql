@@ -109,6 +109,7 @@ CREATE TABLE cycles (
     lost INTEGER NOT NULL DEFAULT 0,
     no_progress INTEGER NOT NULL DEFAULT 0,
     not_before_ms INTEGER, -- back-off
+    priority INTEGER NOT NULL, -- the job's, so that an index has the order
     front INTEGER NOT NULL DEFAULT 0 CHECK (front IN (0, 1)), -- it yielded
     checkpoint_id INTEGER, -- the finished state
     model_sha256 TEXT,
@@ -117,7 +118,10 @@ CREATE TABLE cycles (
     ended_ms INTEGER,
     UNIQUE (job_id, number)
 ) STRICT;
--- claim: what is ready, of the few that are
+-- claim: the first of those that are ready
+CREATE INDEX cycles_claim ON cycles(priority DESC, front DESC, id)
+    WHERE state = 'ready';
+-- beat: what is due, of the few that are open
 CREATE INDEX cycles_open ON cycles(state)
     WHERE state IN ('waiting', 'ready', 'leased');
 

@@ -177,6 +177,14 @@ int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
         if (n < 0)
             return (int)n;
     }
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_PRIORITY);
+        stmt_int(&q, ":job", id);
+        stmt_int(&q, ":priority", new.priority);
+        int64_t n = stmt_run(&q, err);
+        if (n < 0)
+            return (int)n;
+    }
     AUTO_FREE char *text = json_dumps(patch, JSON_COMPACT);
     r = event_add(
         st,

@@ -21,6 +21,7 @@
 #include "server/metric.h"
 
 #define CANDIDATES_MAX 256
+#define CANDIDATES_FEW 4
 
 static int add_lease(struct store *st, const struct fit *f,
                      const struct worker_claim *w, int64_t worker_id,
@@ -226,10 +227,10 @@ static int by_claim(struct store *st, const char *claim, struct lease *ret,
     return lease_row(&q, ret, err);
 }
 
-static int candidates(struct store *st, int64_t *ret, struct err *err)
+static int candidates(struct store *st, int max, int64_t *ret, struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_CANDIDATES);
-    stmt_int(&q, ":limit", CANDIDATES_MAX);
+    stmt_int(&q, ":limit", max);
     int n = 0, r;
     while ((r = stmt_row(&q, err)) > 0)
         ret[n++] = col_int(&q, 0);
@@ -262,9 +263,7 @@ int lease_claim(struct store *st, const struct worker_claim *in, int64_t now_ms,
     if (r < 0)
         return r;
     int64_t cycles[CANDIDATES_MAX];
-    int n = candidates(st, cycles, err);
-    if (n < 0)
-        return n;
+    int n = candidates(st, CANDIDATES_FEW, cycles, err);
     for (int i = 0; i < n && !id; i++) {
         CLEANUP(fit_release) struct fit f = {0};
         r = match_cycle(st, cycles[i], in, &f, err);
@@ -272,7 +271,12 @@ int lease_claim(struct store *st, const struct worker_claim *in, int64_t now_ms,
             r = take_cycle(st, &f, in, worker_id, now_ms, mono_ms, &id, err);
         if (r < 0)
             return r;
+        /* nearly always one of the first will do */
+        if (!id && i == CANDIDATES_FEW - 1)
+            n = candidates(st, CANDIDATES_MAX, cycles, err);
     }
+    if (n < 0)
+        return n;
     if (!id)
         return 0;
     CLEANUP(lease_free) struct lease l = {0};

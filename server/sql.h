@@ -90,8 +90,11 @@ SQL(CYCLE_LIST, CYCLE_SHOWN "WHERE job_id = :job AND number > :after"
                             " ORDER BY number LIMIT :limit")
 SQL(CYCLE_SPEC, "SELECT coalesce(c.spec, j.spec) FROM cycles c"
                 " JOIN jobs j ON j.id = c.job_id WHERE c.id = :id")
-SQL(CYCLE_ADD, "INSERT INTO cycles(job_id, number, state, spec, created_ms)"
-               " VALUES (:job, :number, 'waiting', :spec, :now)")
+SQL(CYCLE_ADD, "INSERT INTO cycles(job_id, number, state, spec, priority,"
+               " created_ms) SELECT id, :number, 'waiting', :spec, priority,"
+               " :now FROM jobs WHERE id = :job")
+SQL(CYCLE_PRIORITY, "UPDATE cycles SET priority = :priority"
+                    " WHERE job_id = :job AND ended_ms IS NULL")
 SQL(CYCLE_BEFORE, "SELECT checkpoint_id, step_base + coalesce(step, 0)"
                   " FROM cycles WHERE job_id = :job AND number < :number"
                   " AND state = 'done' ORDER BY number DESC LIMIT 1")
@@ -402,9 +405,8 @@ SQL(LEASE_ADD, "INSERT INTO leases(job_id, cycle_id, token, worker_id, worker,"
                " :now, :now, :mono)")
 /* priority, then who yielded, then age */
 SQL(CYCLE_CANDIDATES, "SELECT c.id FROM cycles c JOIN jobs j ON j.id = c.job_id"
-                      " WHERE c.state IN ('waiting', 'ready', 'leased')"
-                      " AND c.state = 'ready' AND j.state = 'queued'"
-                      " ORDER BY j.priority DESC, c.front DESC, c.id"
+                      " WHERE c.state = 'ready' AND j.state = 'queued'"
+                      " ORDER BY c.priority DESC, c.front DESC, c.id"
                       " LIMIT :limit")
 SQL(CYCLE_LEASE, "UPDATE cycles SET state = 'leased', token = token + 1,"
                  " front = 0, reason = NULL, step = :step, epoch = :epoch,"

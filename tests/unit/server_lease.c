@@ -62,6 +62,38 @@ static void priority_then_who_yielded_then_age_is_claimed(void **state)
     assert_int_equal(claims(w, &c), 0);
 }
 
+static void a_changed_priority_counts_at_the_next_claim(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    AUTO_JSON json_t *urgent = json_of("{\"priority\": 3}");
+    put_records(w);
+    for (int i = 0; i < 9; i++)
+        submit(w, NULL);
+    int64_t last = submit(w, NULL);
+    must(job_patch(w->st, last, urgent, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, last);
+}
+
+static void one_that_fits_is_found_behind_many_that_do_not(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    AUTO_JSON json_t *runtime =
+        json_of("{\"runtime\": {\"device\": \"cuda\"}}");
+    for (int i = 0; i < 9; i++) {
+        int64_t id = submit(w, NULL);
+        must(job_patch(w->st, id, runtime, w->now, &w->err));
+    }
+    int64_t fits = submit(w, NULL);
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, fits);
+    assert_int_equal(releases(w, &a, FAILED("data", "true")), 0);
+    assert_int_equal(claims(w, &a), 0);
+}
+
 static void a_yield_goes_on_where_it_saved_and_a_finish_completes(void **state)
 {
     struct world *w = *state;
@@ -618,6 +650,8 @@ int main(void)
         TEST(a_claim_gets_all_that_a_worker_needs),
         TEST(a_repeated_claim_gets_the_same_lease),
         TEST(priority_then_who_yielded_then_age_is_claimed),
+        TEST(a_changed_priority_counts_at_the_next_claim),
+        TEST(one_that_fits_is_found_behind_many_that_do_not),
         TEST(a_yield_goes_on_where_it_saved_and_a_finish_completes),
         TEST(finishing_needs_the_last_step_and_the_right_model),
         TEST(a_foreign_state_is_refused),

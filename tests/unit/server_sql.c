@@ -24,12 +24,11 @@ static const char *const small[] = {
     "sessions", "workers", "w", "doomed_files", "series", "s", "idempotency",
 };
 
-/* Partial indexes of what is open, in the order of tables above. */
+/* Partial indexes: of what is open. */
 static const char *const open_rows[] = {
-    "USING INDEX leases_one",
-    "USING INDEX leases_live",
-    "USING INDEX leases_expired",
-    "USING INDEX cycles_open",
+    "USING INDEX leases_one",     "USING INDEX leases_live",
+    "USING INDEX leases_expired", "USING INDEX cycles_open",
+    "USING INDEX cycles_claim",
 };
 
 static bool is_among(const char *word, size_t len, const char *const *list,
@@ -90,11 +89,35 @@ static void no_frequent_statement_reads_a_whole_table(void **state)
     assert_int_equal(bad, 0);
 }
 
+/* However many wait, the next one is the index's first. */
+static void a_claim_sorts_nothing(void **state)
+{
+    struct world *w = *state;
+    sqlite3 *db;
+    sqlite3_stmt *q = NULL;
+    char path[128];
+    snprintf(path, sizeof(path), "%s/pawl.db", w->dir);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    CLEANUP(buf_release) struct buf sql = {0};
+    buf_addf(&sql, "EXPLAIN QUERY PLAN %s",
+             statements[SQL_CYCLE_CANDIDATES].text);
+    assert_int_equal(sqlite3_prepare_v2(db, sql.data, -1, &q, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
+    assert_string_equal((const char *)sqlite3_column_text(q, 3),
+                        "SCAN c USING INDEX cycles_claim");
+    while (sqlite3_step(q) == SQLITE_ROW)
+        assert_null(
+            strstr((const char *)sqlite3_column_text(q, 3), "ORDER BY"));
+    sqlite3_finalize(q);
+    sqlite3_close(db);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(
             no_frequent_statement_reads_a_whole_table, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_claim_sorts_nothing, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
