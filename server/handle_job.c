@@ -102,6 +102,37 @@ static int filter(const struct request *req, struct job_filter *f, char *key,
     return 0;
 }
 
+/* What fits a terminal's width of each job of a page. */
+static json_t *for_eyes(const json_t *page)
+{
+    static const char *const columns[] = {"id", "name", "state"};
+    static const char *const of_progress[] = {"step", "steps", "records_per_s",
+                                              "eta_s"};
+    json_t *items = json_array(), *job;
+    size_t i;
+    json_array_foreach(json_object_get(page, "items"), i, job)
+    {
+        json_t *row = json_object();
+        const json_t *progress = json_object_get(job, "progress");
+        for (size_t c = 0; c < sizeof(columns) / sizeof(*columns); c++)
+            json_object_set(row, columns[c], json_object_get(job, columns[c]));
+        for (size_t c = 0; c < sizeof(of_progress) / sizeof(*of_progress);
+             c++) {
+            json_t *v = json_object_get(progress, of_progress[c]);
+            json_object_set_new(row, of_progress[c],
+                                json_is_real(v)
+                                    ? json_integer(llround(json_real_value(v)))
+                                    : json_incref(v));
+        }
+        json_object_set(row, "reason", json_object_get(job, "reason"));
+        json_array_append_new(items, row);
+    }
+    json_t *out = json_pack("{s:o}", "items", items);
+    if (out && json_object_get(page, "next"))
+        json_object_set(out, "next", json_object_get(page, "next"));
+    return out;
+}
+
 int handle_job_list(struct ctx *ctx, struct request *req, struct reply *ret,
                     struct err *err)
 {
@@ -111,6 +142,11 @@ int handle_job_list(struct ctx *ctx, struct request *req, struct reply *ret,
     int r = filter(req, &f, key, sizeof(key), err);
     if (r >= 0)
         r = job_list(ctx->st, &f, &page, err);
+    if (r >= 0 && req_as(req) == AS_TEXT) {
+        json_t *rows = for_eyes(page);
+        json_decref(page);
+        page = rows;
+    }
     return r < 0 ? r : reply_json(ret, 200, page);
 }
 
@@ -264,6 +300,8 @@ int handle_job_get(struct ctx *ctx, struct request *req, struct reply *ret,
             : !json_is_null(json_object_get(job, "ended_at"));
     if (wait > 0 && !news && !req->last_wait)
         return reply_wait(ret, NOTIFY_JOB, req_deadline(req, ctx, wait));
+    if (req_as(req) == AS_TEXT)
+        json_object_del(job, "spec"); /* a hundred lines that never change */
     return reply_json(ret, 200, json_incref(job));
 }
 

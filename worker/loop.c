@@ -540,8 +540,10 @@ static enum go obey(struct run *r, struct parting *why)
         return GO_QUIETLY;
     case ORDER_YIELD:
         why->reason = strcmp(reason, "pause") ? "drain" : "pause";
-        snprintf(why->detail, sizeof why->detail, "the server asked: %s",
-                 *reason ? reason : "yield");
+        snprintf(why->detail, sizeof why->detail, "%s",
+                 !strcmp(reason, "pause")    ? "the job was paused"
+                 : !strcmp(reason, "cancel") ? "the job was canceled"
+                                             : "the server asked for it");
         return GO_YIELD;
     case ORDER_CONTINUE:
         break;

@@ -188,6 +188,9 @@ test('text/plain answers are aligned, one value a line', async () => {
   const list = (await s.get('/v1/jobs?as=text')).expect(200).text;
   assert.match(list, /for eyes/);
   assert.ok(!list.includes('{'));
+  // one line a job, of a terminal's width
+  assert.match(list.split('\n')[0], /^ *id +name +state +step +steps\b/);
+  for (const line of list.trimEnd().split('\n')) assert.ok(line.length <= 200, line);
 });
 
 test('PATCH changes the runtime policy, priority and labels, and nothing else', async () => {
