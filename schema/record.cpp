@@ -233,6 +233,7 @@ struct Place {
 struct record_decoder {
     const struct record_desc *desc;
     double tolerance;
+    bool inputs_only;
     std::unique_ptr<simdjson::internal::dom_parser_implementation> parser;
     char *line;     // cap + padding bytes
     char *keys;     // cap bytes: keys with escapes, unescaped
@@ -967,10 +968,17 @@ int record_decoder::decode(const char *text, size_t n)
                     "there is text after the record, at byte %zu of the "
                     "line",
                     size_t(peek() - line));
-    for (int i = 0; i < desc->n_fields; i++)
-        if (!seen[i])
-            return fail(desc->fields[i].name, "the record has no field \"%s\"",
-                        desc->fields[i].name);
+    for (int i = 0; i < desc->n_fields; i++) {
+        const struct field *field = &desc->fields[i];
+        if (seen[i])
+            continue;
+        if (!inputs_only || field->kind != FIELD_TARGET)
+            return fail(field->name, "the record has no field \"%s\"",
+                        field->name);
+        struct field_values *v = &record.fields[i];
+        v->rows = field->over >= 0 ? record.fields[field->over].rows : 1;
+        memset(v->nums, 0, size_t(v->rows) * sizeof *v->nums);
+    }
     r = check_ignored();
     return r < 0 ? r : check_lengths();
 }
@@ -1005,6 +1013,11 @@ extern "C" int record_decoder_new(const struct record_desc *desc,
     }
     *ret = d;
     return 0;
+}
+
+extern "C" void record_decoder_inputs_only(struct record_decoder *d)
+{
+    d->inputs_only = true;
 }
 
 extern "C" void record_decoder_free(struct record_decoder *d)

@@ -32,6 +32,9 @@ struct record_decoder;
 int record_decoder_new(const struct record_desc *desc, double policy_tolerance,
                        struct record_decoder **ret, struct err *err);
 void record_decoder_free(struct record_decoder *d);
+/* From now on a record may lack its targets, which then are zeros: for who asks
+ * what a model answers. A target that is there is checked as ever. */
+void record_decoder_inputs_only(struct record_decoder *d);
 
 /* Decode one line (without its newline; a trailing CR is allowed). Bytes after
  * the line need not be readable: the decoder pads. 0, or ERR_DATA with

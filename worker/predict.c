@@ -235,6 +235,8 @@ int predict_file(const char *model, const char *records, FILE *out,
         r = record_decoder_new(&spec.record, spec.data.policy_tolerance, &d,
                                err);
     if (r == 0)
+        record_decoder_inputs_only(d);
+    if (r == 0)
         r = read_file(records, &text, err);
     if (r == 0)
         r = predict_lines(t, &spec, &text, records, d, out, err);

@@ -48,6 +48,9 @@ test('model.py and the worker agree within 1e-5, on chess records of all shapes'
     const worst = near(worker, py);
     t.diagnostic(`largest difference ${worst}`);
     assert.ok(worst < 1e-5, `${worst}`);
+    // What the records say of the answer is not asked for.
+    const bare = records.map((line) => { const { policy, value, ...rest } = JSON.parse(line); return JSON.stringify(rest); });
+    assert.deepEqual(both(s, model, bare.join('\n') + '\n')[0], worker);
     // It learned something that the records know: better than a guess.
     const loss = (p) => records.reduce((sum, line, i) => sum - JSON.parse(line).policy.reduce((m, q, k) => m + q * Math.log(p[i].policy[k] + 1e-9), 0), 0) / records.length;
     const guess = records.reduce((sum, line) => sum + Math.log(JSON.parse(line).policy.length), 0) / records.length;

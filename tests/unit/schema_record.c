@@ -587,6 +587,29 @@ static void mutations_are_refused_or_within_bounds(void **state)
     assert_true(taken > 1000);
 }
 
+static void targets_may_be_lacking_where_only_inputs_are_asked_for(void **state)
+{
+    static const char inputs[] =
+        "{\"state\":[1,63],\"weight\":[0.5,-1e-2],"
+        "\"legal\":[[7,2,4],[0,-1.5,0]],\"pair\":[1,2]}";
+    struct record_decoder *d;
+    const struct record *r;
+    struct err err = {0};
+    assert_int_equal(decode(inputs, &r, &err), ERR_DATA);
+    assert_int_equal(record_decoder_new(&desc, 0.01, &d, &err), 0);
+    record_decoder_inputs_only(d);
+    assert_int_equal(record_decode(d, good, strlen(good), &r, &err), 0);
+    check_good(r);
+    assert_int_equal(record_decode(d, inputs, strlen(inputs), &r, &err), 0);
+    assert_int_equal(field(r, "policy")->rows, 2);
+    assert_true(field(r, "policy")->nums[0] == 0);
+    assert_true(field(r, "policy")->nums[1] == 0);
+    assert_int_equal(field(r, "value")->rows, 1);
+    assert_int_equal(record_decode(d, "{\"state\":[1]}", 13, &r, &err),
+                     ERR_DATA);
+    record_decoder_free(d);
+}
+
 static void a_line_much_longer_than_those_before_is_decoded(void **state)
 {
     CLEANUP(buf_release) struct buf line = {0};
@@ -698,6 +721,8 @@ int main(void)
         cmocka_unit_test(numbers_of_every_length_read_back),
         cmocka_unit_test(no_prefix_is_a_record_and_none_is_read_beyond),
         cmocka_unit_test(mutations_are_refused_or_within_bounds),
+        cmocka_unit_test(
+            targets_may_be_lacking_where_only_inputs_are_asked_for),
         cmocka_unit_test(a_line_much_longer_than_those_before_is_decoded),
         cmocka_unit_test(many_ignored_keys_are_fine_and_a_repeat_is_found),
         cmocka_unit_test(all_real_records_decode_as_jansson_reads_them),
