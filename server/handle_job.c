@@ -178,9 +178,12 @@ static int follow_events(struct ctx *ctx, struct follow *f, struct buf *out,
     {
         const char *at = json_string_value(json_object_get(e, "at"));
         f->event = json_integer_value(json_object_get(e, "id"));
-        bad |= buf_addf(out, "%.8s  %s: %s\n", clock_of(at),
+        const char *cause = json_string_value(json_object_get(e, "cause"));
+        /* a line an event: what follows the first is evidence */
+        bad |= buf_addf(out, "%.8s  %s: %.*s\n", clock_of(at),
                         json_string_value(json_object_get(e, "kind")),
-                        json_string_value(json_object_get(e, "cause")));
+                        (int)strcspn(cause ? cause : "", "\n"),
+                        cause ? cause : "");
     }
     if (bad)
         return err_set(err, ERR_NOMEM, "no memory for a line");
@@ -251,7 +254,9 @@ static int follow_next(struct ctx *ctx, void *source, struct buf *out,
     if (r < 0)
         return r;
     bool ended = !json_is_null(json_object_get(job, "ended_at"));
-    if (ended || ctx->mono_ms - f->printed_mono_ms >= FOLLOW_EVERY_MS) {
+    bool late = ended && !f->event; /* all of it is over: events tell it */
+    if (!late &&
+        (ended || ctx->mono_ms - f->printed_mono_ms >= FOLLOW_EVERY_MS)) {
         r = follow_progress(ctx, f, json_object_get(job, "progress"), out, err);
         if (r < 0)
             return r;
