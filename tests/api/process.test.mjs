@@ -6,7 +6,7 @@ import os from 'node:os';
 import path from 'node:path';
 import { promisify } from 'node:util';
 import { FakeWorker } from '../fake_worker.mjs';
-import { Server, bin, hasWorker, request, tinyShard, tinySpec, withServer } from '../harness.mjs';
+import { Server, bin, hasWorker, request, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
 
 const pawld = (args, env = {}) => spawnSync(path.join(bin, 'pawld'), args, { encoding: 'utf8', timeout: 60_000, env: { ...process.env, ...env } });
 const folder = () => fs.mkdtempSync(path.join(os.tmpdir(), 'pawl-test-'));
@@ -121,7 +121,9 @@ test('SIGTERM ends it cleanly, url and all; SIGKILL loses nothing that was answe
 test('a server whose state is taken away stops, rather than accept what it cannot keep', async () => {
   await withServer({ workers: 0 }, async (s) => {
     fs.renameSync(`${s.dir}/pawl.db`, `${s.dir}/elsewhere.db`);
-    const end = await s.exited;
+    let end;
+    s.exited.then((e) => { end = e; });
+    await until('pawld to stop', () => end);
     assert.equal(end.code, 1);
     assert.match(s.log, /pawl\.db was removed or replaced/);
     fs.renameSync(`${s.dir}/elsewhere.db`, `${s.dir}/pawl.db`);
