@@ -226,8 +226,11 @@ SQL(WORKER_GONE, "UPDATE workers SET gone_ms = :now WHERE id = :id"
 SQL(WORKER_FIND, "SELECT id FROM workers WHERE pid = :pid"
                  " AND started = :started AND (:boot IS NULL OR boot = :boot)"
                  " ORDER BY id DESC LIMIT 1")
-SQL(WORKER_LOCAL, "SELECT DISTINCT pid, started FROM workers"
-                  " WHERE gone_ms IS NULL AND local = 1 AND boot = :boot")
+SQL(WORKER_LOCAL,
+    "SELECT w.pid, w.started, max(l.id IS NOT NULL AND l.outcome IS NULL),"
+    " max(l.outcome = 'lost' AND l.expired = 1) FROM workers w"
+    " LEFT JOIN leases l ON l.claim = w.claim WHERE w.gone_ms IS NULL"
+    " AND w.local = 1 AND w.boot = :boot GROUP BY w.pid, w.started")
 SQL(WORKER_DRAIN, "UPDATE workers SET drain = 1 WHERE id = :id")
 SQL(WORKER_GET, WORKER_SHOWN "WHERE w.id = :id")
 SQL(WORKER_LIST, WORKER_SHOWN "WHERE w.id > :after ORDER BY w.id LIMIT :limit")

@@ -26,6 +26,9 @@
 #define BACKOFF_MIN_MS 250
 #define BACKOFF_MAX_MS 30000
 #define LOGS_KEPT 20
+#define LOOK_MS 1000
+#define COME_BACK_MS 15000 /* for one that hangs, after its lease was lost */
+#define DRAIN_MS 30000     /* for one that has nothing to save */
 
 enum role_now { WORKER_ACTIVE, WORKER_STANDBY };
 
@@ -39,6 +42,9 @@ struct proc {
     bool adopted;
     int64_t started_ms;
     struct death_watch watch;
+    int64_t silent_ms; /* since when its lease is lost by silence; 0 */
+    int64_t idle_ms;   /* since when it holds none while the server stops */
+    bool given_up;     /* it hung, and was killed */
 };
 
 struct supervisor {
@@ -57,6 +63,8 @@ struct supervisor {
     /* the thread's own */
     int quick_deaths;
     int64_t not_before_ms; /* no start sooner */
+    int64_t looked_ms;
+    bool look_failed;
 };
 
 /* ---- processes ---- */
@@ -166,8 +174,9 @@ static int proc_start(struct supervisor *sup, enum role_now role)
 {
     char supervised[40]; /* whose child it is, whenever it gets to look */
     snprintf(supervised, sizeof(supervised), "--supervised=%d", (int)getpid());
-    char *argv[] = {sup->program, (char *)"--state", sup->server->dir,
-                    supervised,   NULL,              NULL};
+    char *argv[] = {
+        sup->program, (char *)"--state", sup->server->dir, supervised, NULL,
+        NULL};
     int pipe_fds[2] = {-1, -1};
     struct proc *p = calloc(1, sizeof(*p));
     if (!p)
@@ -208,76 +217,144 @@ static int proc_start(struct supervisor *sup, enum role_now role)
 
 /* ---- adoption ---- */
 
-static int adopt_one(void *arg, int64_t pid, int64_t started, struct err *err)
+/* What the worker table says of this host's processes. */
+struct look {
+    struct supervisor *sup;
+    struct local {
+        int64_t pid, started;
+        enum worker_hold hold;
+    } * all;
+    size_t n;
+};
+
+static void look_release(struct look *l)
 {
-    struct supervisor *sup = arg;
-    int fd = pidfd_open((pid_t)pid, 0);
+    free(l->all);
+}
+
+static int look_one(void *arg, int64_t pid, int64_t started,
+                    enum worker_hold hold, struct err *err)
+{
+    struct look *l = arg;
+    void *more = realloc(l->all, (l->n + 1) * sizeof(*l->all));
+    if (!more)
+        return err_set(err, ERR_NOMEM, "no memory for a worker");
+    l->all = more;
+    l->all[l->n++] = (struct local){pid, started, hold};
+    return 0;
+}
+
+static int look_up(void *arg, struct ctx *ctx, struct err *err)
+{
+    struct look *l = arg;
+    return worker_each_local(ctx->st, l->sup->server->boot, look_one, l, err);
+}
+
+static struct proc *proc_find(struct supervisor *sup, const struct local *w)
+{
+    for (struct proc *p = sup->procs; p; p = p->next)
+        if (p->pid == w->pid && p->start_ticks == w->started)
+            return p;
+    return NULL;
+}
+
+/* A worker of an earlier run of the server, or NULL: it is gone. */
+static struct proc *adopt(struct supervisor *sup, const struct local *w)
+{
+    int fd = pidfd_open((pid_t)w->pid, 0);
+    struct proc *p = NULL;
     /* the pid may be another process by now: its start time tells */
-    if (fd < 0 || process_started((pid_t)pid) != started ||
-        process_is_zombie((pid_t)pid)) {
+    if (fd >= 0 && process_started((pid_t)w->pid) == w->started &&
+        !process_is_zombie((pid_t)w->pid))
+        p = calloc(1, sizeof(*p));
+    if (!p) {
         if (fd >= 0)
             close(fd);
-        return 0; /* reconcile reports it */
+        return NULL;
     }
-    struct proc *p = calloc(1, sizeof(*p));
-    if (!p) {
-        close(fd);
-        return err_set(err, ERR_NOMEM, "no memory for a worker");
-    }
-    p->pid = (pid_t)pid;
-    p->start_ticks = started;
+    p->pid = (pid_t)w->pid;
+    p->start_ticks = w->started;
     p->pidfd = fd;
     p->go_fd = -1;
     p->adopted = true;
     p->started_ms = mono_ms();
     p->watch = (struct death_watch)DEATH_WATCH_INIT;
     death_watch(&p->watch, p->pid, p->started_ms);
+    pthread_mutex_lock(&sup->mutex);
     p->next = sup->procs;
     sup->procs = p;
-    return 0;
+    pthread_mutex_unlock(&sup->mutex);
+    return p;
 }
 
-static int adopt_all(void *arg, struct ctx *ctx, struct err *err)
-{
-    struct supervisor *sup = arg;
-    return worker_each_local(ctx->st, sup->server->boot, adopt_one, sup, err);
-}
-
-struct dead_list {
-    struct supervisor *sup;
-    struct {
-        int64_t pid, started;
-    } * dead;
-    size_t n;
-};
-
-static int dead_one(void *arg, int64_t pid, int64_t started, struct err *err)
-{
-    struct dead_list *l = arg;
-    for (struct proc *p = l->sup->procs; p; p = p->next)
-        if (p->pid == pid && p->start_ticks == started)
-            return 0;
-    void *more = realloc(l->dead, (l->n + 1) * sizeof(*l->dead));
-    if (!more)
-        return err_set(err, ERR_NOMEM, "no memory for a worker");
-    l->dead = more;
-    l->dead[l->n].pid = pid;
-    l->dead[l->n++].started = started;
-    return 0;
-}
-
-/* Workers that died while no server looked. */
+/* Workers that died while nobody looked. */
 static int report_dead(void *arg, struct ctx *ctx, struct err *err)
 {
-    struct dead_list l = {.sup = arg};
-    const char *boot = l.sup->server->boot;
-    int r = worker_each_local(ctx->st, boot, dead_one, &l, err);
-    for (size_t i = 0; i < l.n && r >= 0; i++)
-        r = lease_worker_died(ctx->st, l.dead[i].pid, l.dead[i].started, boot,
-                              "ended while the server was away", NULL,
-                              ctx->now_ms, err);
-    free(l.dead);
+    struct look *l = arg;
+    int r = 0;
+    for (size_t i = 0; i < l->n && r >= 0; i++)
+        if (!proc_find(l->sup, &l->all[i]))
+            r = lease_worker_died(
+                ctx->st, l->all[i].pid, l->all[i].started, l->sup->server->boot,
+                "ended while the server was away", NULL, ctx->now_ms, err);
     return r < 0 ? r : 0;
+}
+
+static void give_up(struct supervisor *sup, struct proc *p, const char *why)
+{
+    if (p->given_up)
+        return;
+    fprintf(stderr, "pawld: worker %d %s: killed\n", (int)p->pid, why);
+    p->given_up = true;
+    pidfd_send_signal(p->pidfd, SIGKILL, NULL, 0);
+}
+
+/* A worker that hangs (in a driver, say) is not waited for: its lease was lost
+ * by silence, it had time to come back, and nobody else may use the device
+ * while it lives. When the server stops there is nothing to come back to. */
+static void judge_silence(struct supervisor *sup, struct proc *p,
+                          enum worker_hold hold, bool draining)
+{
+    int64_t now = mono_ms();
+    if (hold != LOST_BY_SILENCE)
+        p->silent_ms = 0;
+    else if (!p->silent_ms)
+        p->silent_ms = now;
+    if (p->silent_ms && (draining || now - p->silent_ms >= COME_BACK_MS))
+        give_up(sup, p, "hangs, and its lease is lost");
+    if (!draining || hold != HOLDS_NOTHING)
+        p->idle_ms = 0;
+    else if (!p->idle_ms)
+        p->idle_ms = now;
+    if (p->idle_ms && now - p->idle_ms >= DRAIN_MS)
+        give_up(sup, p, "has nothing to save and does not end");
+}
+
+/* Once a second: adopt local workers that nobody knew (they were loading when
+ * their server was killed), and look for those that hang. */
+static int look_around(struct supervisor *sup, bool draining, struct err *err)
+{
+    CLEANUP(look_release) struct look l = {.sup = sup};
+    int r = lanes_call(sup->server->lanes, LANE_READ, look_up, &l, err);
+    if (r < 0)
+        return r;
+    bool dead = false;
+    for (size_t i = 0; i < l.n; i++) {
+        struct proc *p = proc_find(sup, &l.all[i]);
+        if (!p && (p = adopt(sup, &l.all[i])) && draining)
+            pidfd_send_signal(p->pidfd, SIGTERM, NULL, 0);
+        dead |= !p;
+    }
+    for (struct proc *p = sup->procs; p; p = p->next) {
+        enum worker_hold hold = HOLDS_NOTHING;
+        for (size_t i = 0; i < l.n; i++)
+            if (l.all[i].pid == p->pid && l.all[i].started == p->start_ticks)
+                hold = l.all[i].hold;
+        judge_silence(sup, p, hold, draining);
+    }
+    return dead ? lanes_call(sup->server->lanes, LANE_WRITE, report_dead, &l,
+                             err)
+                : 0;
 }
 
 /* ---- deaths ---- */
@@ -360,6 +437,9 @@ static void proc_died(struct supervisor *sup, struct proc *p)
     }
     death_evidence(&d, &p->watch, sup->kernel);
     death_judge(&d);
+    if (p->given_up && !d.oom_confirmed && !death_is_clean(&d))
+        snprintf(d.verdict, sizeof(d.verdict),
+                 "hung, and was killed by the server");
     if (!death_is_clean(&d)) {
         char path[4200];
         log_path(sup, p->pid, path, sizeof(path));
@@ -460,6 +540,15 @@ static void *supervisor_main(void *arg)
             drain_all(sup);
             drained = true;
         }
+        if (mono_ms() - sup->looked_ms >= LOOK_MS) {
+            struct err err;
+            sup->looked_ms = mono_ms();
+            int r = look_around(sup, draining, &err);
+            if (r < 0 && !sup->look_failed)
+                fprintf(stderr, "pawld: cannot look for workers: %s\n",
+                        err.text);
+            sup->look_failed = r < 0;
+        }
         if (!draining)
             restore(sup);
 
@@ -531,9 +620,7 @@ int supervisor_new(struct server *s, struct supervisor **ret, struct err *err)
     sup->kernel = death_log_open();
     int r = find_program(sup, err);
     if (r >= 0)
-        r = lanes_call(s->lanes, LANE_READ, adopt_all, sup, err);
-    if (r >= 0)
-        r = lanes_call(s->lanes, LANE_WRITE, report_dead, sup, err);
+        r = look_around(sup, false, err);
     if (r < 0) {
         supervisor_free(sup);
         return r;

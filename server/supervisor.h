@@ -9,6 +9,11 @@
  *   spawned --standby ──"go"──► active ──exit 0──► (gone) ─► stand-by steps in
  *                                 └──── signal, code ─► death ─► reported
  *
+ * One that an earlier run had started and that claimed only after this one
+ * looked is adopted within a second. A worker that hangs, so that its lease was
+ * lost by silence, is killed when it had time to come back: its stand-by may
+ * not start beside it.
+ *
  * What a death is taken for, and on what evidence, is death.h's affair. */
 #pragma once
 #include <stdbool.h>

@@ -166,7 +166,10 @@ int worker_each_local(struct store *st, const char *boot, worker_fn *fn,
     stmt_text(&q, ":boot", boot);
     int r;
     while ((r = stmt_row(&q, err)) > 0) {
-        r = fn(arg, col_int(&q, 0), col_int(&q, 1), err);
+        enum worker_hold hold = col_int(&q, 2)   ? HOLDS_LEASE
+                                : col_int(&q, 3) ? LOST_BY_SILENCE
+                                                 : HOLDS_NOTHING;
+        r = fn(arg, col_int(&q, 0), col_int(&q, 1), hold, err);
         if (r < 0)
             return r;
     }

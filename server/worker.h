@@ -37,7 +37,13 @@ int worker_find(struct store *st, int64_t pid, int64_t started,
                 const char *boot, int64_t *ret_id, struct err *err);
 
 /* Local workers not known to be gone, for the supervisor that adopts them. */
-typedef int worker_fn(void *arg, int64_t pid, int64_t started, struct err *err);
+enum worker_hold {
+    HOLDS_NOTHING, /* waits for work, or has released its lease */
+    HOLDS_LEASE,
+    LOST_BY_SILENCE, /* had a lease, and nothing came of it since */
+};
+typedef int worker_fn(void *arg, int64_t pid, int64_t started,
+                      enum worker_hold hold, struct err *err);
 int worker_each_local(struct store *st, const char *boot, worker_fn *fn,
                       void *arg, struct err *err);
 
