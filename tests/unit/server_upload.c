@@ -129,7 +129,7 @@ static void an_empty_shard_has_no_blocks(void **state)
 static void a_folder_that_is_gone_is_said(void **state)
 {
     struct upload *u = NULL;
-    assert_int_equal(upload_new("/nonexistent", &u, &err), ERR_IO);
+    assert_int_equal(upload_new("/nonexistent/tmp", &u, &err), ERR_IO);
     assert_null(u);
 }
 
