@@ -8,7 +8,8 @@
  *   bench_queue claims URL TOKEN CLIENTS N   POST /v1/leases; each lease is ended
  *                                            at once, so that as many live as
  *                                            there are clients
- *   bench_queue save URL TOKEN MB            a state's chunks and manifest
+ *   bench_queue save URL TOKEN MB SENDERS    a state's chunks and manifest; as
+ *                                            many chunks under way at a time
  *   bench_queue load URL TOKEN CHECKPOINT    GET its state
  *   bench_queue bare-file DIR MB             write + fsync of such bytes
  *   bench_queue bare-sqlite DIR MB           one BLOB of 1 MiB to a commit, the
@@ -278,19 +279,54 @@ static char *read_stdin(void)
 
 /* ---- a state, through the server ---- */
 
-static void put_chunk(struct http *h, int64_t lease, int64_t token,
-                      const char *data, size_t len, json_t *chunks)
+struct sending {
+    const char *url, *token, *bytes;
+    int64_t lease, fence;
+    int n; /* chunks */
+    char (*names)[DIGEST_HEX];
+    atomic_int next;
+};
+
+static void *sender_main(void *arg)
 {
-    uint8_t sum[DIGEST_BYTES];
-    char hex[DIGEST_HEX], path[160], head[100];
-    digest_of(data, len, sum);
-    digest_hex(sum, hex);
-    snprintf(path, sizeof(path), "/v1/leases/%" PRId64 "/chunks/%s", lease,
-             hex);
-    snprintf(head, sizeof(head), "Pawl-Token: %" PRId64 "\r\n", token);
-    if (http_ask(h, "PUT", path, head, data, len, NULL) != 204)
-        die("chunk: %.300s", h->body.data);
-    json_array_append_new(chunks, json_string(hex));
+    struct sending *o = arg;
+    struct http *h = calloc(1, sizeof(*h));
+    char path[160], head[100];
+    h->url = o->url;
+    h->token = o->token;
+    http_connect(h);
+    snprintf(head, sizeof(head), "Pawl-Token: %" PRId64 "\r\n", o->fence);
+    for (int i; (i = atomic_fetch_add(&o->next, 1)) < o->n;) {
+        const char *data = o->bytes + (size_t)i * STATE_CHUNK;
+        uint8_t sum[DIGEST_BYTES];
+        digest_of(data, STATE_CHUNK, sum);
+        digest_hex(sum, o->names[i]);
+        snprintf(path, sizeof(path), "/v1/leases/%" PRId64 "/chunks/%s",
+                 o->lease, o->names[i]);
+        if (http_ask(h, "PUT", path, head, data, STATE_CHUNK, NULL) != 204)
+            die("chunk: %.300s", h->body.data);
+    }
+    close(h->fd);
+    buf_release(&h->body);
+    free(h);
+    return NULL;
+}
+
+/* All chunks, and their names in order. */
+static json_t *send_chunks(struct sending *o, int senders)
+{
+    pthread_t threads[64];
+    json_t *chunks = json_array();
+    senders = senders < 1 ? 1 : senders > 64 ? 64 : senders;
+    o->names = calloc((size_t)o->n, sizeof(*o->names));
+    for (int i = 0; i < senders; i++)
+        pthread_create(&threads[i], NULL, sender_main, o);
+    for (int i = 0; i < senders; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < o->n; i++)
+        json_array_append_new(chunks, json_string(o->names[i]));
+    free(o->names);
+    return chunks;
 }
 
 static int64_t int_of(const json_t *o, const char *name)
@@ -298,7 +334,7 @@ static int64_t int_of(const json_t *o, const char *name)
     return json_integer_value(json_object_get(o, name));
 }
 
-static void save(const char *url, const char *token, int64_t mb)
+static void save(const char *url, const char *token, int64_t mb, int senders)
 {
     struct http *h = calloc(1, sizeof(*h));
     CLEANUP(buf_release) struct buf body = {0};
@@ -317,10 +353,14 @@ static void save(const char *url, const char *token, int64_t mb)
     size_t all = (size_t)mb * MB;
     char *bytes = malloc(all);
     fill(bytes, all, (uint64_t)time(NULL) + (uint64_t)getpid());
-    AUTO_JSON json_t *chunks = json_array();
+    struct sending o = {.url = url,
+                        .token = token,
+                        .bytes = bytes,
+                        .lease = id,
+                        .fence = fence,
+                        .n = (int)(all / STATE_CHUNK)};
     double began = seconds();
-    for (size_t at = 0; at < all; at += STATE_CHUNK)
-        put_chunk(h, id, fence, bytes + at, STATE_CHUNK, chunks);
+    AUTO_JSON json_t *chunks = send_chunks(&o, senders);
     double sent = seconds() - began;
     AUTO_JSON json_t *m = json_pack(
         "{ss si sI si si si sO sO s{} s{} s[{ss ss s[i] si si}, {ss ss s[I] si"
@@ -589,8 +629,8 @@ int main(int argc, char **argv)
                          .claims = *what == 'c',
                          .n = atoll(argv[5])};
         run_load(&l, atoi(argv[4]));
-    } else if (!strcmp(what, "save") && argc == 5) {
-        save(argv[2], argv[3], atoll(argv[4]));
+    } else if (!strcmp(what, "save") && argc == 6) {
+        save(argv[2], argv[3], atoll(argv[4]), atoi(argv[5]));
     } else if (!strcmp(what, "load") && argc == 5) {
         load(argv[2], argv[3], argv[4]);
     } else if (!strcmp(what, "bare-file") && argc == 4) {

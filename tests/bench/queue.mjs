@@ -82,7 +82,7 @@ say('  claims: p50 / p99 / max, ms', `${idle.p50_ms} / ${idle.p99_ms} / ${idle.m
 
 const busy = await withJobs(JOBS, async (s) => {
   let saved = null;
-  const save = bench(['save', s.url, s.token, 1024]).then((r) => { saved = r; });
+  const save = bench(['save', s.url, s.token, 1024, 1]).then((r) => { saved = r; });
   const rounds = [];
   // claims come in rounds, for as long as the save takes
   for (let left = JOBS - 1; !saved && left >= 500; left -= 500) rounds.push(await bench(['claims', s.url, s.token, CLIENTS, 500]));
@@ -99,23 +99,25 @@ say('  that save, MB/s', busy.saved.mb_per_s);
 
 // ---- states ----
 const MB = 600;
-const files = [], bares = [], saves = [], loads = [];
+const files = [], bares = [], saves = [], wide = [], loads = [];
 for (let i = 0; i < 3; i++) { // in turn: disks have moods
   const at = scratch(`round-${i}`);
   files.push(await bench(['bare-file', at, MB]));
   bares.push(await bench(['bare-sqlite', at, MB]));
   gone(at);
-  await withJobs(1, async (s) => {
-    const saved = await bench(['save', s.url, s.token, MB]);
+  await withJobs(2, async (s) => {
+    const saved = await bench(['save', s.url, s.token, MB, 1]);
     saves.push(saved);
     loads.push(await bench(['load', s.url, s.token, saved.checkpoint]));
   });
+  await withJobs(1, async (s) => { wide.push(await bench(['save', s.url, s.token, MB, 4])); });
 }
 const middle = (list, key) => list.map((r) => r[key]).sort((a, b) => a - b)[Math.floor(list.length / 2)];
 const saved = middle(saves, 'mb_per_s'), loaded = middle(loads, 'mb_per_s');
 const folded = middle(bares, 'folded_mb_per_s'), read = middle(bares, 'read_mb_per_s');
 say(`write + fsync of ${MB} MB, MB/s (of 3 the middle)`, middle(files, 'write_mb_per_s'), `read ${middle(files, 'read_mb_per_s')}`);
 say('bare SQLite, 64 KiB pages, FULL, a commit per MiB, MB/s', folded, `with its WAL folded in; read ${read}`);
+say('save through pawld, four chunks under way, MB/s', middle(wide, 'mb_per_s'), `${(middle(wide, 'mb_per_s') / folded).toFixed(2)} of bare SQLite`);
 say('save through pawld, MB/s', saved, `${(saved / folded).toFixed(2)} of bare SQLite (goal 0.7), ${(saved / middle(files, 'write_mb_per_s')).toFixed(2)} of the file`);
 say('load through pawld, MB/s', loaded, `${(loaded / read).toFixed(2)} of bare SQLite, ${(loaded / middle(files, 'read_mb_per_s')).toFixed(2)} of the file`);
 console.log(machine());
