@@ -98,9 +98,16 @@ static void run_batch(struct lane_thread *lt, struct task *batch)
         CLEANUP(txn_end) struct txn txn = TXN_INIT;
         r = txn_begin(&txn, lt->st, &err);
         if (r >= 0) {
-            for (struct task *t = batch; t; t = t->next)
+            for (struct task *t = batch; t && r >= 0; t = t->next) {
                 run_in_savepoint(lt, t, &notices);
-            r = txn_commit(&txn, &err);
+                /* all share the cause; those that come after are not run */
+                if (txn_lost(&txn) && t->result < 0) {
+                    r = t->result;
+                    err = t->err;
+                }
+            }
+            if (r >= 0)
+                r = txn_commit(&txn, &err);
             notices |= store_take_notices(lt->st);
         }
     }

@@ -460,6 +460,11 @@ int txn_commit(struct txn *txn, struct err *err)
     return 0;
 }
 
+bool txn_lost(const struct txn *txn)
+{
+    return txn->st && sqlite3_get_autocommit(txn->st->db);
+}
+
 void txn_end(struct txn *txn)
 {
     struct store *st = txn->st;

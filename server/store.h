@@ -48,6 +48,9 @@ struct txn {
 int txn_begin(struct txn *txn, struct store *st, struct err *err);
 int txn_commit(struct txn *txn, struct err *err);
 void txn_end(struct txn *txn); /* rolls back unless committed */
+/* SQLite has rolled all of it back itself (disk full, I/O error): what is still
+ * done in it comes to nothing. */
+bool txn_lost(const struct txn *txn);
 
 /* A statement in use; stmt_end resets it. One use of an id at a time. */
 struct stmt {

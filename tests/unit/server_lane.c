@@ -9,7 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "frail_vfs.h"
 #include "schema/cleanup.h"
+#include "schema/digest.h"
+#include "schema/state.h"
+#include "server/checkpoint.h"
 #include "server/lane.h"
 
 static struct err err;
@@ -231,8 +235,80 @@ static void a_call_brings_its_error_back(void **state)
                      ERR_INVALID);
 }
 
+#define CHUNKS 8 /* more than SQLite's cache holds: some are written early */
+
+struct put {
+    struct task task; /* first */
+    struct item over; /* for wait_for() */
+    char *data, sha[DIGEST_HEX];
+};
+
+static int put_run(struct task *t, struct ctx *ctx, struct err *e)
+{
+    struct put *p = (struct put *)t;
+    return chunk_put(ctx->st, 1, p->sha, p->data, STATE_CHUNK, e);
+}
+
+static void put_done(struct task *t)
+{
+    add_done(&((struct put *)t)->over.task);
+}
+
+/* Eight chunks that share a commit; the count that was refused. */
+static int put_chunks(struct put *puts)
+{
+    static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    struct blocker b = {.task = {.run = blocker_run, .done = blocker_done},
+                        .gate = &gate};
+    int refused = 0;
+    pthread_mutex_lock(&gate);
+    lanes_put(lanes, LANE_CHUNK, &b.task);
+    for (int i = 0; i < CHUNKS; i++) {
+        puts[i].task.run = put_run;
+        puts[i].task.done = put_done;
+        puts[i].over.over = false;
+        lanes_put(lanes, LANE_CHUNK, &puts[i].task);
+    }
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < CHUNKS; i++) {
+        wait_for(&puts[i].over);
+        refused += puts[i].task.result < 0;
+    }
+    return refused;
+}
+
+static void
+a_disk_that_fills_up_within_a_batch_is_told_to_all_of_it(void **state)
+{
+    struct put puts[CHUNKS] = {0};
+    int refused = 1;
+    for (int i = 0; i < CHUNKS; i++)
+        puts[i].data = malloc(STATE_CHUNK);
+    for (int64_t n = 1; refused; n += 29) {
+        for (int i = 0; i < CHUNKS; i++) { /* new ones */
+            uint8_t sum[DIGEST_BYTES];
+            memset(puts[i].data, (int)n, STATE_CHUNK);
+            memcpy(puts[i].data, &i, sizeof(i));
+            digest_of(puts[i].data, STATE_CHUNK, sum);
+            digest_hex(sum, puts[i].sha);
+        }
+        frail_arm(FAULT_FULL, n, true);
+        refused = put_chunks(puts);
+        frail_mend();
+        for (int i = 0; i < CHUNKS; i++)
+            if (puts[i].task.result < 0 && puts[i].task.result != ERR_NOSPACE)
+                fail_msg("write %d, chunk %d: %s", (int)n, i,
+                         puts[i].task.err.text);
+        /* what is refused comes through when there is room */
+        assert_int_equal(put_chunks(puts), 0);
+    }
+    for (int i = 0; i < CHUNKS; i++)
+        free(puts[i].data);
+}
+
 int main(void)
 {
+    frail_register();
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(one_that_fails_is_rolled_back_alone),
@@ -241,6 +317,7 @@ int main(void)
         TEST(notices_of_a_failure_are_dropped),
         TEST(readers_run_side_by_side),
         TEST(a_call_brings_its_error_back),
+        TEST(a_disk_that_fills_up_within_a_batch_is_told_to_all_of_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
