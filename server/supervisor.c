@@ -26,6 +26,9 @@
 #define BACKOFF_MIN_MS 250
 #define BACKOFF_MAX_MS 30000
 #define LOGS_KEPT 20
+/* Threads that wait for each other sleep, see worker/main.c: a worker that
+ * finds neither this nor the caller's own choice would have to start again. */
+#define WAIT_POLICY "OMP_WAIT_POLICY=passive"
 #define LOOK_MS 1000
 #define COME_BACK_MS 15000 /* for one that hangs, after its lease was lost */
 #define DRAIN_MS 30000     /* for one that has nothing to save */
@@ -50,6 +53,7 @@ struct proc {
 struct supervisor {
     struct server *server;
     char *program; /* <folder of pawld>/pawl-worker */
+    char **env;    /* the workers': ours, and perhaps WAIT_POLICY */
     int wake_fd;
     pthread_t thread;
     bool started;
@@ -164,7 +168,7 @@ static _Noreturn void child_exec(struct supervisor *sup, char **argv,
     }
     child_log(sup->server->logs_dir);
     close_range(3, ~0u, 0);
-    execv(argv[0], argv);
+    execve(argv[0], argv, sup->env);
     static const char text[] = "cannot run pawl-worker\n";
     ssize_t n = write(2, text, sizeof(text) - 1);
     _exit(n > 0 ? 127 : 126);
@@ -608,6 +612,23 @@ static int find_program(struct supervisor *sup, struct err *err)
     return 0;
 }
 
+static int make_env(struct supervisor *sup, struct err *err)
+{
+    extern char **environ;
+    static char policy[] = WAIT_POLICY;
+    size_t n = 0;
+    bool chosen = getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT");
+    while (environ[n])
+        n++;
+    sup->env = calloc(n + 2, sizeof(*sup->env));
+    if (!sup->env)
+        return err_set(err, ERR_NOMEM, "no memory for the supervisor");
+    memcpy(sup->env, environ, n * sizeof(*sup->env));
+    if (!chosen)
+        sup->env[n] = policy;
+    return 0;
+}
+
 int supervisor_new(struct server *s, struct supervisor **ret, struct err *err)
 {
     struct supervisor *sup = calloc(1, sizeof(*sup));
@@ -619,6 +640,8 @@ int supervisor_new(struct server *s, struct supervisor **ret, struct err *err)
     sup->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     sup->kernel = death_log_open();
     int r = find_program(sup, err);
+    if (r >= 0)
+        r = make_env(sup, err);
     if (r >= 0)
         r = look_around(sup, false, err);
     if (r < 0) {
@@ -699,5 +722,6 @@ void supervisor_free(struct supervisor *sup)
     pthread_mutex_destroy(&sup->mutex);
     pthread_cond_destroy(&sup->gone);
     free(sup->program);
+    free(sup->env);
     free(sup);
 }
