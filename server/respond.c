@@ -1,5 +1,6 @@
 /* respond.c - answers go out: bytes, page files, bodies with ranges, streams;
- * and refusals, for which libmicrohttpd has no good way while a body still comes.
+ * and refusals, for which libmicrohttpd has no good way while a body still
+ * comes.
  *
  * A refusal without a body is an answer like any other. A small body is read to
  * its end first and the connection kept (DISCARD). With a large one, or when
