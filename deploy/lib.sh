@@ -29,7 +29,8 @@ binutils             nm (binutils)
 sqlite3              the sqlite3 program
 python3              Python 3
 python3-torch        PyTorch for Python
-chromium             Chromium'
+chromium             Chromium
+strace               strace'
 
 say() { printf '%s\n' "$*"; }
 die() {
@@ -95,9 +96,10 @@ need_elsewhere() {
         gcc) command -v cc >/dev/null ;;
         g++) command -v c++ >/dev/null ;;
         ninja-build) command -v ninja >/dev/null || command -v make >/dev/null ;;
-        pkg-config | cmake | curl | python3 | npm) command -v "$name" >/dev/null ;;
+        pkg-config | cmake | curl | python3 | npm | sqlite3) command -v "$name" >/dev/null ;;
         nodejs) false ;; # asked for only where it is missing
         binutils) command -v nm >/dev/null ;;
+        strace) command -v strace >/dev/null || [ "$(uname -s)" != Linux ] ;;
         chromium) command -v chromium >/dev/null || command -v google-chrome >/dev/null ||
             [ -d "/Applications/Google Chrome.app" ] ;;
         libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
