@@ -85,15 +85,25 @@ function sample(points, size, random) {
 }
 
 // Side by side, in order, until all are done or the sample's time is over; how many
-// were begun.
+// were begun. All that went wrong is told at the end.
 async function each(list, seconds, body) {
   const end = Date.now() + seconds * 1000;
+  const wrong = [];
   let begun = 0;
   await Promise.all(Array.from({ length: SIDE }, async () => {
-    while (begun < list.length && (long || Date.now() < end)) await body(list[begun++]);
+    while (begun < list.length && (long || Date.now() < end)) {
+      const p = list[begun++];
+      try {
+        await body(p);
+      } catch (e) {
+        wrong.push(`killed at ${nameOf(p)}: ${e.stack}`);
+      }
+    }
   }));
+  assert.ok(!wrong.length, `${wrong.length} of ${begun} points: ${wrong.slice(0, 8).join('\n\n')}`);
   return begun;
 }
+const nameOf = (p) => `${p.thread === undefined ? '' : `thread ${p.thread}, `}${p.call} ${p.n}${p.workerToo ? ', and the worker' : ''}`;
 
 // ---- what must hold of a state folder ----------------------------------------
 
@@ -328,19 +338,12 @@ async function killAt(point, workerToo) {
   });
 }
 
-const nameOf = (p) => `${p.thread === undefined ? '' : `thread ${p.thread}, `}${p.call} ${p.n}${p.workerToo ? ', and the worker' : ''}`;
-
 test('pawld killed at system calls of saves and releases', { skip, timeout: 7_200_000 }, async (t) => {
   const random = randomSource(t);
   const all = pointsOf(counts).flatMap((p) => [false, true].map((workerToo) => ({ ...p, workerToo })));
   const missed = [];
   const visited = await each(sample(all, long ? all.length : 64, random), 60, async (p) => {
-    try {
-      if (!await killAt(p, p.workerToo)) missed.push(nameOf(p));
-    } catch (e) {
-      e.message = `killed at ${nameOf(p)}: ${e.message}`;
-      throw e;
-    }
+    if (!await killAt(p, p.workerToo)) missed.push(nameOf(p));
   });
   t.diagnostic(`killed at ${visited - missed.length} of ${all.length} points; not reached: ${missed.length}`);
   assert.ok(missed.length <= visited / 5, `most points are reached: ${missed.slice(0, 20).join('; ')}`);
@@ -429,17 +432,12 @@ test('a worker killed at system calls of saves and releases', { skip: noWorker, 
   }, { traced: `-e trace=${CALLS.join(',')}` });
   const missed = [];
   const visited = await each(sample(points, long ? points.length : 8, random), 40, async (p) => {
-    try {
-      await onChess(async (s, id) => {
-        await s.completed(id);
-        const lost = (await s.leases(id)).filter((l) => l.outcome === 'lost');
-        if (!lost.length) missed.push(nameOf(p));
-        await endsWell(s, id, whole);
-      }, { traced: `-e trace=${p.call} -e inject=${p.call}:signal=SIGKILL:when=${p.n}` });
-    } catch (e) {
-      e.message = `killed at ${nameOf(p)}: ${e.message}`;
-      throw e;
-    }
+    await onChess(async (s, id) => {
+      await s.completed(id);
+      const lost = (await s.leases(id)).filter((l) => l.outcome === 'lost');
+      if (!lost.length) missed.push(nameOf(p));
+      await endsWell(s, id, whole);
+    }, { traced: `-e trace=${p.call} -e inject=${p.call}:signal=SIGKILL:when=${p.n}` });
   });
   t.diagnostic(`killed at ${visited} of ${points.length} points; none of them in a lease: ${missed.length}`);
 });
@@ -454,26 +452,21 @@ test('pawld killed at system calls while a worker saves', { skip: noWorker, time
     const [thread, call] = most[Math.floor(random() * most.length)].split('/');
     return { thread: Number(thread), call, n: 1 + Math.floor(random() * Math.min(40, counts[`${thread}/${call}`])) };
   }), 30, async (p) => {
-    try {
-      await onChess(async (s, id) => {
-        await s.waitJob(id, 'past its first checkpoint', (j) => j.progress.step >= 1);
-        const trace = await attach(s.pid, { tid: threads(s.pid)[p.thread], inject: p });
-        const first = s.exited;
-        const ended = await Promise.race([first, until('the end of the job', async () => {
-          try { return (await s.job(id)).state === 'completed'; } catch { return null; }
-        }, { every_ms: 100 })]);
-        if (ended !== true) {
-          killed++;
-          checkFiles(s.dir);
-          await s.launch();
-        }
-        await trace.detach();
-        await endsWell(s, id, whole);
-      });
-    } catch (e) {
-      e.message = `killed at ${nameOf(p)}: ${e.message}`;
-      throw e;
-    }
+    await onChess(async (s, id) => {
+      await s.waitJob(id, 'past its first checkpoint', (j) => j.progress.step >= 1);
+      const trace = await attach(s.pid, { tid: threads(s.pid)[p.thread], inject: p });
+      const first = s.exited;
+      const ended = await Promise.race([first, until('the end of the job', async () => {
+        try { return (await s.job(id)).state === 'completed'; } catch { return null; }
+      }, { every_ms: 100 })]);
+      if (ended !== true) {
+        killed++;
+        checkFiles(s.dir);
+        await s.launch();
+      }
+      await trace.detach();
+      await endsWell(s, id, whole);
+    });
   });
   t.diagnostic(`pawld killed ${killed} times at ${visited} points`);
 });
