@@ -17,6 +17,7 @@ async function halfWay(s, dataset = 'chess') {
   return job;
 }
 async function toTheEnd(s, id) {
+  (await s.patch(`/v1/jobs/${id}`, { runtime: { restart: { every_micro_batches: 0 } } })).expect(200);
   for (;;) {
     const job = await s.job(id);
     if (['completed', 'failed'].includes(job.state)) return job;

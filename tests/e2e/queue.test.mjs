@@ -7,7 +7,7 @@ import { chessSpec, gone, signal, until, withServer } from '../harness.mjs';
 // Long enough to be caught in the middle, on any machine.
 const long = () => chessSpec({ training: { epochs: 60 }, runtime: { checkpoint_every: 4 } });
 
-test('QUE-01: a worker that dies loses its lease, the job says so, and the next goes on from the checkpoint', async () => {
+async function lostWorker() {
   await withServer({ workers: 0 }, async (s) => {
     await s.uploadChess({ shards: 2 });
     const job = await s.submit(long());
@@ -31,7 +31,45 @@ test('QUE-01: a worker that dies loses its lease, the job says so, and the next 
     await s.waitState(job.id, 'canceled');
     await next.ended;
   });
-});
+}
+
+async function stalledWorker() {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.uploadChess({ shards: 2 });
+    const job = await s.submit(long());
+    const a = s.startWorker();
+    await s.waitJob(job.id, 'at step 5', (j) => j.progress.step >= 5);
+    signal(a.pid, 'SIGSTOP');
+    try {
+      await s.waitJob(job.id, 'queued', (j) => j.state === 'queued', { patience_ms: 90_000 });
+      const b = s.startWorker();
+      const second = await s.openLease(job.id, 2);
+      const [lost] = await s.leases(job.id);
+      await s.waitJob(job.id, '10 steps on', (j) => j.progress.step >= second.lease.from_step + 10);
+      signal(a.pid, 'SIGCONT');
+      const end = await a.ended;
+      assert.equal(end.signal, null, end.output);
+      const leases = await s.leases(job.id);
+      assert.deepEqual(leases.map((l) => l.outcome ?? null), ['lost', null], 'B still holds the job');
+      assert.deepEqual(leases[0], lost, 'nothing of A\'s was taken');
+      // What is newest comes from B.
+      const newest = (await s.checkpoints(job.id)).sort((x, y) => y.step - x.step)[0];
+      assert.ok(newest.step > second.lease.from_step);
+      (await s.post(`/v1/jobs/${job.id}/pause`)).expect(200);
+      await b.ended;
+      await s.waitState(job.id, 'paused');
+      assert.equal((await s.leases(job.id)).length, 2);
+    } finally {
+      signal(a.pid, 'SIGCONT');
+    }
+  });
+}
+
+// Both wait for a lease's 30 s to pass: side by side.
+test('leases that expire', { concurrency: true }, (t) => Promise.all([
+  t.test('QUE-01: a worker that dies loses its lease, the job says so, and the next goes on from the checkpoint', lostWorker),
+  t.test('QUE-03: a stalled worker that comes back is refused everywhere and ends by itself', stalledWorker),
+]));
 
 test('QUE-01: of a local worker the death is seen at once, and another takes over by itself', async () => {
   await withServer({}, async (s) => {
@@ -47,38 +85,6 @@ test('QUE-01: of a local worker the death is seen at once, and another takes ove
     assert.ok(second.lease.from_step >= 1);
     (await s.post(`/v1/jobs/${job.id}/cancel`)).expect(200);
     await s.waitState(job.id, 'canceled');
-  });
-});
-
-test('QUE-03: a stalled worker that comes back is refused everywhere and ends by itself', async () => {
-  await withServer({ workers: 0 }, async (s) => {
-    await s.uploadChess({ shards: 2 });
-    const job = await s.submit(long());
-    const a = s.startWorker();
-    const first = await s.openLease(job.id);
-    await s.waitJob(job.id, 'at step 5', (j) => j.progress.step >= 5);
-    signal(a.pid, 'SIGSTOP');
-    try {
-      await s.waitJob(job.id, 'queued', (j) => j.state === 'queued', { patience_ms: 90_000 });
-      const b = s.startWorker();
-      const second = await s.openLease(job.id, 2);
-      await s.waitJob(job.id, '10 steps on', (j) => j.progress.step >= second.lease.from_step + 10);
-      signal(a.pid, 'SIGCONT');
-      const end = await a.ended;
-      assert.equal(end.signal, null, end.output);
-      const leases = await s.leases(job.id);
-      assert.deepEqual(leases.map((l) => l.outcome ?? null), ['lost', null], 'B still holds the job');
-      assert.equal(leases[0].to_step, first.lease.to_step === undefined ? leases[0].to_step : leases[0].to_step);
-      // What is newest comes from B.
-      const newest = (await s.checkpoints(job.id)).sort((x, y) => y.step - x.step)[0];
-      assert.ok(newest.step > second.lease.from_step);
-      (await s.post(`/v1/jobs/${job.id}/pause`)).expect(200);
-      await b.ended;
-      await s.waitState(job.id, 'paused');
-      assert.equal((await s.leases(job.id)).length, 2);
-    } finally {
-      signal(a.pid, 'SIGCONT');
-    }
   });
 });
 

@@ -37,7 +37,7 @@ test('RES-01: each record is used exactly once in a pass, in the same order, how
       };
       const straight = await order([]);
       assert.equal(straight.length, 96);
-      assert.deepEqual(await order([5, 4, 40, 1, 1]), straight);
+      assert.deepEqual(await order([5, 4, 40]), straight);
       const first = straight.slice(0, 48), second = straight.slice(48);
       assert.equal(new Set(first).size, 48, 'the losses tell the records apart');
       assert.deepEqual([...first].sort(), [...second].sort(), 'each pass holds each record once');
