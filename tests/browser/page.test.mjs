@@ -287,7 +287,8 @@ test('a killed server is noticed, and the page goes on when it is back', () => q
   await screenshot(page, 'lost');
 
   await server.launch();
-  await page.click('#connection button');
+  // The page tries again by itself, and may have done so before we press the button.
+  await page.evaluate(() => { const b = document.querySelector('#connection button'); if (b) b.click(); });
   await page.waitForSelector('#connection', { state: 'hidden' });
   await beat(worker, 10, 15);
   await page.waitForFunction(() => document.querySelector('[data-plot="Loss"] g.line').dataset.points === '15');
