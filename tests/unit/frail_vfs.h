@@ -46,7 +46,7 @@ struct frail_disk { /* a file, as a power cut would leave it */
     bool named; /* its name is durable */
     bool gone;  /* deleted, but that is not durable yet */
     char *bytes;
-    int64_t size;
+    int64_t size, room;
     struct frail_write *writes, **tail;
 };
 
@@ -120,7 +120,10 @@ static inline void *frail_alloc(void *old, size_t len)
 static inline void disk_resize(struct frail_disk *d, int64_t size)
 {
     if (size > d->size) {
-        d->bytes = frail_alloc(d->bytes, (size_t)size);
+        if (size > d->room) { /* by halves: a file grows page by page */
+            d->room = size + size / 2;
+            d->bytes = frail_alloc(d->bytes, (size_t)d->room);
+        }
         memset(d->bytes + d->size, 0, (size_t)(size - d->size));
     }
     d->size = size;
