@@ -162,8 +162,8 @@ class Trainee {
     this.answered = []; // {step, digest} of checkpoints
     this.ends = 0;      // of pawld
     this.up = Promise.resolve();
-    // a process that pawld can see live, and die
-    this.process = spawn('sleep', ['100000'], { stdio: 'ignore' });
+    // a process that pawld can see live, and die; marked as the server's are, so that none is left
+    this.process = spawn('sleep', ['100000'], { stdio: 'ignore', env: s.env });
   }
   // kill -9 of the worker: seen as dead by the next pawld
   async die() {
