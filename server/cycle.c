@@ -5,6 +5,7 @@
 #include "schema/spec.h"
 #include "server/dataset.h"
 #include "server/event.h"
+#include "server/page.h"
 #include "server/when.h"
 
 static void row(const struct stmt *q, struct cycle *c)
@@ -279,18 +280,9 @@ int cycle_list(struct store *st, int64_t job, int64_t after, int64_t limit,
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_LIST);
     stmt_int(&q, ":job", job);
     stmt_int(&q, ":after", after);
-    stmt_int(&q, ":limit", limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == limit)
-            break;
-        last = col_int(&q, 1);
-        json_array_append_new(items, cycle_json(&q));
-    }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    while ((r = page_row(&page, &q, 1, err)) > 0)
+        page_add(&page, cycle_json(&q));
+    return r < 0 ? r : page_end(&page, ret);
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "schema/wire.h"
 #include "server/event.h"
+#include "server/page.h"
 #include "server/upload.h"
 #include "server/when.h"
 
@@ -164,24 +165,14 @@ int dataset_list(struct store *st, int64_t after, int64_t limit, json_t **ret,
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DATASET_LIST);
     stmt_int(&q, ":after", after);
-    stmt_int(&q, ":limit", limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == limit)
-            break;
-        last = col_int(&q, 0);
-        json_array_append_new(
-            items,
-            json_pack("{ss sI sI sI so}", "name", col_text(&q, 1), "shards",
-                      col_int(&q, 3), "bytes", col_int(&q, 4), "records",
-                      col_int(&q, 5), "created_at", when_json(col_int(&q, 2))));
-    }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    while ((r = page_row(&page, &q, 0, err)) > 0)
+        page_add(&page, json_pack("{ss sI sI sI so}", "name", col_text(&q, 1),
+                                  "shards", col_int(&q, 3), "bytes",
+                                  col_int(&q, 4), "records", col_int(&q, 5),
+                                  "created_at", when_json(col_int(&q, 2))));
+    return r < 0 ? r : page_end(&page, ret);
 }
 
 int dataset_get(struct store *st, const char *name, json_t **ret,

@@ -1,6 +1,7 @@
 #include "server/event.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include "server/page.h"
 #include "server/when.h"
 
 int event_add(struct store *st, const struct event *e, int64_t now_ms,
@@ -30,43 +31,23 @@ int event_add(struct store *st, const struct event *e, int64_t now_ms,
     return r < 0 ? (int)r : 0;
 }
 
-json_t *page_json(json_t *items, bool more, int64_t last)
-{
-    json_t *page = json_pack("{so}", "items", items);
-    if (page && more) {
-        char cursor[24];
-        snprintf(cursor, sizeof(cursor), "%lld", (long long)last);
-        json_object_set_new(page, "next", json_string(cursor));
-    }
-    return page;
-}
-
 int event_list(struct store *st, int64_t job, int64_t after, int64_t limit,
                json_t **ret, struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_EVENT_LIST);
     stmt_int(&q, ":job", job);
     stmt_int(&q, ":after", after);
-    stmt_int(&q, ":limit", limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == limit)
-            break;
-        last = col_int(&q, 0);
-        json_array_append_new(
-            items,
-            json_pack("{sI so ss ss ss so so so}", "id", last, "at",
-                      when_json(col_int(&q, 1)), "kind", col_text(&q, 2),
-                      "cause", col_text(&q, 3), "actor", col_text(&q, 4),
-                      "cycle", col_int_or_null(&q, 5), "lease",
-                      col_int_or_null(&q, 6), "step", col_int_or_null(&q, 7)));
-    }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    while ((r = page_row(&page, &q, 0, err)) > 0)
+        page_add(&page,
+                 json_pack("{sI so ss ss ss so so so}", "id", page.last, "at",
+                           when_json(col_int(&q, 1)), "kind", col_text(&q, 2),
+                           "cause", col_text(&q, 3), "actor", col_text(&q, 4),
+                           "cycle", col_int_or_null(&q, 5), "lease",
+                           col_int_or_null(&q, 6), "step",
+                           col_int_or_null(&q, 7)));
+    return r < 0 ? r : page_end(&page, ret);
 }
 
 int log_add(struct store *st, int64_t job, int64_t lease, const json_t *lines,
@@ -97,22 +78,13 @@ int log_list(struct store *st, int64_t job, int64_t after, int64_t limit,
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_LOG_LIST);
     stmt_int(&q, ":job", job);
     stmt_int(&q, ":after", after);
-    stmt_int(&q, ":limit", limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == limit)
-            break;
-        last = col_int(&q, 0);
-        json_array_append_new(
-            items, json_pack("{sI so ss ss sI ss}", "id", last, "at",
-                             when_json(col_int(&q, 1)), "level",
-                             col_text(&q, 2), "text", col_text(&q, 3), "lease",
-                             col_int(&q, 4), "worker", col_text(&q, 5)));
-    }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    while ((r = page_row(&page, &q, 0, err)) > 0)
+        page_add(&page,
+                 json_pack("{sI so ss ss sI ss}", "id", page.last, "at",
+                           when_json(col_int(&q, 1)), "level", col_text(&q, 2),
+                           "text", col_text(&q, 3), "lease", col_int(&q, 4),
+                           "worker", col_text(&q, 5)));
+    return r < 0 ? r : page_end(&page, ret);
 }

@@ -31,6 +31,3 @@ int log_add(struct store *st, int64_t job, int64_t lease, const json_t *lines,
             struct err *err);
 int log_list(struct store *st, int64_t job, int64_t after, int64_t limit,
              json_t **ret, struct err *err);
-
-/* A page of a list: *items is taken; "next" is `last` when there is more. */
-json_t *page_json(json_t *items, bool more, int64_t last);

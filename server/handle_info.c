@@ -1,5 +1,4 @@
 /* /livez, /readyz and /v1/info. */
-#include <microhttpd.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -90,7 +89,7 @@ int handle_info(struct ctx *ctx, struct request *req, struct reply *ret,
         s->options.workers, "alive", supervisor_alive(s->supervisor), "devices",
         devices, "data_roots", roots, "connections", "open", open, "limit",
         limit, "limits", info_limits(), "versions", "libmicrohttpd",
-        MHD_get_version(), "jansson", jansson_version_str(), "openssl",
+        httpd_library(), "jansson", jansson_version_str(), "openssl",
         OpenSSL_version(OPENSSL_VERSION_STRING), "sqlite", sqlite);
     if (!o)
         return err_set(err, ERR_NOMEM, "no memory for the answer");

@@ -282,6 +282,11 @@ const char *httpd_socket(const struct httpd *h)
     return NULL;
 }
 
+const char *httpd_library(void)
+{
+    return MHD_get_version();
+}
+
 int httpd_connections(const struct httpd *h, int *ret_limit)
 {
     *ret_limit = CONNECTION_BUSY;

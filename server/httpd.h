@@ -104,3 +104,4 @@ void httpd_stop(struct httpd *h);
 void httpd_free(struct httpd *h);
 /* Open connections, and the number from which on new ones get 503. */
 int httpd_connections(const struct httpd *h, int *ret_limit);
+const char *httpd_library(void); /* libmicrohttpd's version */

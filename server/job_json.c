@@ -5,6 +5,7 @@
 #include "schema/json_read.h"
 #include "server/event.h"
 #include "server/job.h"
+#include "server/page.h"
 #include "server/when.h"
 
 enum { /* of JOB_SHOWN */
@@ -151,18 +152,9 @@ int job_list(struct store *st, const struct job_filter *f, json_t **ret,
     stmt_text(&q, ":label", f->label);
     stmt_text(&q, ":value", f->label_value);
     stmt_int(&q, ":before", f->before ? f->before : INT64_MAX);
-    stmt_int(&q, ":limit", f->limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, f->limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == f->limit)
-            break;
-        last = col_int(&q, 0);
-        json_array_append_new(items, job_json(&q, false));
-    }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    while ((r = page_row(&page, &q, 0, err)) > 0)
+        page_add(&page, job_json(&q, false));
+    return r < 0 ? r : page_end(&page, ret);
 }

@@ -11,6 +11,7 @@
 #include "server/lease_row.h"
 #include "server/match.h"
 #include "server/metric.h"
+#include "server/page.h"
 #include "server/when.h"
 
 struct lease_timing lease_timing = {WIRE_HEARTBEAT_S * 1000,
@@ -480,16 +481,11 @@ int lease_list(struct store *st, int64_t job, int64_t after, int64_t limit,
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_LEASE_LIST);
     stmt_int(&q, ":job", job);
     stmt_int(&q, ":after", after);
-    stmt_int(&q, ":limit", limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == limit)
-            break;
-        last = col_int(&q, 0);
+    while ((r = page_row(&page, &q, 0, err)) > 0) {
         json_t *one = json_pack(
-            "{sI sI ss so so so sI sI so so}", "id", last, "cycle",
+            "{sI sI ss so so so sI sI so so}", "id", page.last, "cycle",
             col_int(&q, 1), "worker", col_text(&q, 2), "outcome",
             col_text_or_null(&q, 3), "reason", col_text_or_null(&q, 4),
             "detail", col_text_or_null(&q, 5), "from_step", col_int(&q, 6),
@@ -510,10 +506,7 @@ int lease_list(struct store *st, int64_t job, int64_t after, int64_t limit,
         json_object_set_new(one, "error", col_json_or_null(&q, 19));
         json_object_set_new(one, "evidence", col_text_or_null(&q, 20));
         json_object_set_new(one, "heard_at", when_json(col_int(&q, 21)));
-        json_array_append_new(items, one);
+        page_add(&page, one);
     }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    return r < 0 ? r : page_end(&page, ret);
 }

@@ -5,6 +5,7 @@
 #include "schema/json_read.h"
 #include "schema/wire.h"
 #include "server/event.h"
+#include "server/page.h"
 #include "server/when.h"
 
 #define REFRESH_MS 5000 /* a waiting claim need not write each time it looks */
@@ -226,20 +227,11 @@ int worker_list(struct store *st, int64_t after, int64_t limit, int64_t now_ms,
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_WORKER_LIST);
     stmt_int(&q, ":after", after);
-    stmt_int(&q, ":limit", limit + 1);
-    AUTO_JSON json_t *items = json_array();
-    int64_t last = 0;
+    CLEANUP(page_release) struct page page = page_begin(&q, limit);
     int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        if ((int64_t)json_array_size(items) == limit)
-            break;
-        last = col_int(&q, 0);
-        json_array_append_new(items, worker_json(&q, now_ms));
-    }
-    if (r < 0)
-        return r;
-    *ret = page_json(json_incref(items), r > 0, last);
-    return 0;
+    while ((r = page_row(&page, &q, 0, err)) > 0)
+        page_add(&page, worker_json(&q, now_ms));
+    return r < 0 ? r : page_end(&page, ret);
 }
 
 int worker_prune(struct store *st, int64_t now_ms, struct err *err)
