@@ -253,6 +253,18 @@ export class Server {
   async leases(id) { return (await this.get(`/v1/jobs/${id}/leases?limit=1000`)).expect(200).json.items; }
   async workers() { return (await this.get('/v1/workers?limit=1000')).expect(200).json.items; }
   async checkpoints(id) { return (await this.get(`/v1/jobs/${id}/checkpoints?limit=1000`)).expect(200).json.items; }
+  // Every checkpoint that is listed can be read whole; the list, oldest first. The
+  // next worker saves meanwhile, and only the newest are kept: one that is not
+  // listed any more may be gone by the time it is asked for.
+  async wholeCheckpoints(id) {
+    const list = (await this.checkpoints(id)).sort((a, b) => a.id - b.id);
+    for (const c of list) {
+      const r = await this.get(`/v1/jobs/${id}/model?checkpoint=${c.id}`);
+      if (r.status === 404 && !(await this.checkpoints(id)).some((now) => now.id === c.id)) continue;
+      r.expect(200);
+    }
+    return list;
+  }
   manifest(id) { return this.get(`/v1/checkpoints/${id}`).then((r) => r.expect(200).json); }
 
   // Long-poll the job until `check` of it is true.

@@ -13,17 +13,6 @@ const rounds = process.env.TEST_LONG ? 100 : 8;
 // A checkpoint after every step: most of the time is saving.
 const spec = (epochs) => chessSpec({ training: { epochs }, runtime: { checkpoint_every: 1 }, limits: { lost: 10_000, no_progress: 10_000 } });
 
-async function allWhole(s, id) {
-  const list = await s.checkpoints(id);
-  for (const c of list) {
-    const r = await s.get(`/v1/jobs/${id}/model?checkpoint=${c.id}`);
-    // The next worker saves, too: what is not among the newest any more may be gone by now.
-    if (r.status === 404 && !(await s.checkpoints(id)).some((now) => now.id === c.id)) continue;
-    r.expect(200);
-  }
-  return list;
-}
-
 for (const whom of ['the worker', 'pawld', 'both']) {
   test(`kill -9 of ${whom} at random moments while it saves`, { timeout: 1_200_000 }, async (t) => {
     const random = randomSource(t);
@@ -43,7 +32,7 @@ for (const whom of ['the worker', 'pawld', 'both']) {
           killed++;
           await s.launch();
         }
-        const list = await allWhole(s, job.id);
+        const list = await s.wholeCheckpoints(job.id);
         const at = Math.max(0, ...list.map((c) => c.step));
         const next = await until('the next lease', async () => {
           const j = await s.job(job.id);
@@ -101,7 +90,7 @@ test('a disk that fills up while saving: the checkpoint before it stays, the job
         const j = await s.job(job.id);
         if (j.state === 'failed') { // a full disk may use up the budget: the state is kept
           t.diagnostic(j.reason);
-          await allWhole(s, job.id);
+          await s.wholeCheckpoints(job.id);
           (await s.post(`/v1/jobs/${job.id}/retry`)).expect(200);
         }
         return j.state === 'completed' && j;
