@@ -64,23 +64,30 @@ int cycle_last_done(struct store *st, int64_t job, struct cycle *ret,
     return one(st, SQL_CYCLE_LAST_DONE, ":job", job, ret, err);
 }
 
+int cycle_spec_json(struct store *st, const struct cycle *c, json_t **ret,
+                    struct err *err)
+{
+    json_t *spec = NULL;
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_SPEC);
+    stmt_int(&q, ":id", c->id);
+    int r = stmt_row(&q, err);
+    if (r < 0)
+        return r;
+    if (r > 0)
+        spec = col_json(&q, 0);
+    if (!spec)
+        return err_set(err, ERR_DB, "the spec of cycle %" PRId64 " is gone",
+                       c->id);
+    *ret = spec;
+    return 0;
+}
+
 int cycle_spec(struct store *st, const struct cycle *c, struct spec *ret,
                struct err *err)
 {
     AUTO_JSON json_t *spec = NULL;
-    {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_SPEC);
-        stmt_int(&q, ":id", c->id);
-        int r = stmt_row(&q, err);
-        if (r < 0)
-            return r;
-        if (r > 0)
-            spec = col_json(&q, 0);
-    }
-    if (!spec)
-        return err_set(err, ERR_DB, "the spec of cycle %" PRId64 " is gone",
-                       c->id);
-    return spec_parse(spec, ret, err);
+    int r = cycle_spec_json(st, c, &spec, err);
+    return r < 0 ? r : spec_parse(spec, ret, err);
 }
 
 int cycle_add(struct store *st, int64_t job, int64_t number,

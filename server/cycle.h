@@ -51,6 +51,9 @@ int cycle_last_done(struct store *st, int64_t job, struct cycle *ret,
  * Caller releases *ret. */
 int cycle_spec(struct store *st, const struct cycle *c, struct spec *ret,
                struct err *err);
+/* As it is stored, resolved and checked long ago. Caller owns *ret. */
+int cycle_spec_json(struct store *st, const struct cycle *c, json_t **ret,
+                    struct err *err);
 
 /* A new one, waiting. own_spec: resolved, or NULL for the job's. */
 int cycle_add(struct store *st, int64_t job, int64_t number,

@@ -16,7 +16,7 @@ int handle_checkpoint_list(struct ctx *ctx, struct request *req,
     if (r >= 0)
         r = page_params(req, &limit, &cursor, err);
     if (r >= 0)
-        r = job_load(ctx->st, id, &j, err);
+        r = job_load_part(ctx->st, id, 0, &j, err);
     if (r >= 0)
         r = checkpoint_list(ctx->st, id, cursor, limit, &page, err);
     return r < 0 ? r : reply_json(ret, 200, page);
@@ -117,7 +117,7 @@ int handle_model(struct ctx *ctx, struct request *req, struct reply *ret,
     if (r >= 0)
         r = req_query_int(req, "checkpoint", 1, INT64_MAX, 0, &asked, err);
     if (r >= 0)
-        r = job_load(ctx->st, id, &j, err);
+        r = job_load_part(ctx->st, id, 0, &j, err);
     if (r >= 0)
         r = model_of(ctx, id, asked, &c, err);
     if (r < 0)

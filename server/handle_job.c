@@ -390,7 +390,7 @@ static int list(struct ctx *ctx, struct request *req, struct reply *ret,
     if (r >= 0)
         r = page_params(req, &limit, &cursor, err);
     if (r >= 0)
-        r = job_load(ctx->st, id, &j, err);
+        r = job_load_part(ctx->st, id, 0, &j, err);
     if (r >= 0)
         r = fn(ctx->st, id, cursor, limit, &page, err);
     return r < 0 ? r : reply_json(ret, 200, page);

@@ -15,7 +15,7 @@ static int job_of(struct ctx *ctx, struct request *req, int64_t *ret_id,
     if (r >= 0)
         r = req_query_int(req, "points", 2, POINTS_MAX, POINTS_DEFAULT,
                           ret_points, err);
-    return r < 0 ? r : job_load(ctx->st, *ret_id, &j, err);
+    return r < 0 ? r : job_load_part(ctx->st, *ret_id, 0, &j, err);
 }
 
 /* ---- CSV ---- */

@@ -11,6 +11,12 @@
 
 int job_load(struct store *st, int64_t id, struct job *ret, struct err *err)
 {
+    return job_load_part(st, id, JOB_SPEC | JOB_RUNTIME | JOB_LABELS, ret, err);
+}
+
+int job_load_part(struct store *st, int64_t id, unsigned parts, struct job *ret,
+                  struct err *err)
+{
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_LOAD);
     stmt_int(&q, ":id", id);
     int r = stmt_row(&q, err);
@@ -28,13 +34,17 @@ int job_load(struct store *st, int64_t id, struct job *ret, struct err *err)
         .pause = col_int(&q, 6) != 0,
         .complete = col_int(&q, 7) != 0,
         .cancel = (int)col_int(&q, 8),
-        .spec = col_json(&q, 11),
-        .runtime = col_json(&q, 12),
-        .labels = col_json(&q, 13),
+        .not_before_ms = col_int(&q, 14),
+        .edit = col_int(&q, 15),
+        .spec = parts & JOB_SPEC ? col_json(&q, 11) : NULL,
+        .runtime = parts & JOB_RUNTIME ? col_json(&q, 12) : NULL,
+        .labels = parts & JOB_LABELS ? col_json(&q, 13) : NULL,
     };
     snprintf(ret->state, sizeof(ret->state), "%s", col_text(&q, 9));
     snprintf(ret->dataset, sizeof(ret->dataset), "%s", col_text(&q, 10));
-    if (!ret->spec || !ret->runtime || !ret->labels) {
+    if ((parts & JOB_SPEC && !ret->spec) ||
+        (parts & JOB_RUNTIME && !ret->runtime) ||
+        (parts & JOB_LABELS && !ret->labels)) {
         job_release(ret);
         return err_set(err, ERR_DB,
                        "the spec of job %" PRId64 " cannot be read", id);
@@ -74,9 +84,11 @@ static int add_after(struct store *st, int64_t id, const json_t *after,
     json_t *one;
     json_array_foreach(after, i, one)
     {
+        bool ended;
         CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_AFTER_ADD);
         stmt_int(&q, ":job", id);
-        stmt_int(&q, ":after", json_integer_value(one));
+        stmt_int(&q, ":after", spec_after(one, &ended));
+        stmt_int(&q, ":ended", ended);
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;
@@ -84,29 +96,33 @@ static int add_after(struct store *st, int64_t id, const json_t *after,
     return 0;
 }
 
-/* Ids exist before the job that names them, so no circle can close. */
-static int check_after(struct store *st, const json_t *after, struct err *err)
+int job_check(struct store *st, const struct spec *spec, struct err *err)
 {
     size_t i;
     json_t *one;
-    json_array_foreach(after, i, one)
+    json_array_foreach(spec->after, i, one)
     {
         CLEANUP(job_release) struct job other = {0};
-        int64_t id = json_integer_value(one);
-        int r = job_load(st, id, &other, err);
+        int64_t id = spec_after(one, NULL);
+        int r = job_load_part(st, id, 0, &other, err);
         if (r == ERR_NOT_FOUND) {
             char at[32];
             snprintf(at, sizeof(at), "/after/%zu", i);
-            return err_at(err, ERR_INVALID, at, "there is no job %" PRId64, id);
+            return err_at(err, ERR_INVALID, at,
+                          "there is no job %" PRId64 "; a job comes after jobs "
+                          "that are there before it, so that none can come to "
+                          "wait for itself",
+                          id);
         }
         if (r < 0)
             return r;
     }
-    return 0;
+    return dataset_exists(st, spec->data.dataset, err);
 }
 
-static int insert(struct store *st, const struct spec *spec, int64_t now_ms,
-                  int64_t *ret_id, struct err *err)
+static int insert(struct store *st, const struct spec *spec, int64_t sweep,
+                  const json_t *values, int64_t now_ms, int64_t *ret_id,
+                  struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_ADD);
     stmt_text(&q, ":name", spec->name);
@@ -119,6 +135,12 @@ static int insert(struct store *st, const struct spec *spec, int64_t now_ms,
     stmt_int(&q, ":priority", spec->priority);
     stmt_json(&q, ":labels", json_object_get(spec->resolved, "labels"));
     stmt_json(&q, ":runtime", json_object_get(spec->resolved, "runtime"));
+    if (spec->not_before_ms)
+        stmt_int(&q, ":not_before", spec->not_before_ms);
+    if (sweep) {
+        stmt_int(&q, ":sweep", sweep);
+        stmt_json(&q, ":values", values);
+    }
     stmt_int(&q, ":now", now_ms);
     int64_t n = stmt_run(&q, err);
     if (n < 0)
@@ -127,29 +149,27 @@ static int insert(struct store *st, const struct spec *spec, int64_t now_ms,
     return 0;
 }
 
-int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
-               int64_t *ret_id, struct err *err)
+int job_add(struct store *st, const struct spec *spec, int64_t sweep,
+            const json_t *values, int64_t now_ms, int64_t *ret_id,
+            struct err *err)
 {
-    int r = check_after(st, spec->after, err);
-    if (r >= 0)
-        r = dataset_exists(st, spec->data.dataset, err);
-    if (r < 0)
-        return r;
-
     CLEANUP(txn_end) struct txn txn = TXN_INIT;
-    r = txn_begin(&txn, st, err);
+    int r = txn_begin(&txn, st, err);
     if (r < 0)
         return r;
     int64_t id = 0;
-    r = insert(st, spec, now_ms, &id, err);
+    r = insert(st, spec, sweep, values, now_ms, &id, err);
     if (r >= 0)
         r = add_after(st, id, spec->after, err);
-    if (r >= 0)
-        r = event_add(
-            st,
-            &(struct event){
-                .job = id, .step = -1, .kind = "submitted", .actor = "client"},
-            now_ms, err, "job '%s' was submitted", spec->name);
+    struct event e = {
+        .job = id, .step = -1, .kind = "submitted", .actor = "client"};
+    if (r >= 0 && sweep)
+        r = event_add(st, &e, now_ms, err,
+                      "job '%s' was submitted, of sweep %" PRId64, spec->name,
+                      sweep);
+    else if (r >= 0)
+        r = event_add(st, &e, now_ms, err, "job '%s' was submitted",
+                      spec->name);
     if (r >= 0)
         r = job_settle(st, id, true, now_ms, err);
     if (r >= 0)
@@ -158,6 +178,13 @@ int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
         return r;
     *ret_id = id;
     return 0;
+}
+
+int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
+               int64_t *ret_id, struct err *err)
+{
+    int r = job_check(st, spec, err);
+    return r < 0 ? r : job_add(st, spec, 0, NULL, now_ms, ret_id, err);
 }
 
 /* Names of workers seen within a minute that have a device for it. */
@@ -190,9 +217,7 @@ static int able_workers(struct store *st, const char *device, int64_t now_ms,
 int job_dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
                 json_t **ret, struct err *err)
 {
-    int r = check_after(st, spec->after, err);
-    if (r >= 0)
-        r = dataset_exists(st, spec->data.dataset, err);
+    int r = job_check(st, spec, err);
     if (r < 0)
         return r;
     AUTO_JSON json_t *data = NULL, *workers = NULL;
@@ -336,6 +361,19 @@ int job_retry(struct store *st, int64_t id, int64_t now_ms, struct err *err)
                        "job %" PRId64 " is %s: only a failed or canceled job "
                        "can be tried again",
                        id, j.state);
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_AFTER_GONE);
+        stmt_int(&q, ":id", id);
+        r = stmt_row(&q, err);
+        if (r < 0)
+            return r;
+        if (r > 0)
+            return err_set(err, ERR_CONFLICT,
+                           "job %" PRId64 " comes after job %" PRId64
+                           ", which did not complete and was deleted: submit "
+                           "it anew",
+                           id, col_int(&q, 0));
+    }
     CLEANUP(txn_end) struct txn txn = TXN_INIT;
     r = txn_begin(&txn, st, err);
     if (r < 0)
@@ -361,37 +399,75 @@ int job_retry(struct store *st, int64_t id, int64_t now_ms, struct err *err)
         now_ms, err, "retry was asked for");
     if (r >= 0)
         r = job_settle(st, id, false, now_ms, err);
+    if (r >= 0)
+        r = job_settle_dependents(st, id, now_ms, err);
     if (r < 0)
         return r;
     store_notify(st, NOTIFY_JOB | NOTIFY_QUEUE);
     return txn_commit(&txn, err);
 }
 
+/* A job that waits for the completion of one that did not complete: 1. */
+static int waited_for(struct store *st, int64_t id, int64_t *ret,
+                      struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_DEPENDENTS);
+    stmt_int(&q, ":id", id);
+    int r;
+    while ((r = stmt_row(&q, err)) > 0)
+        if (!col_int(&q, 1)) {
+            *ret = col_int(&q, 0);
+            return 1;
+        }
+    return r;
+}
+
 int job_delete(struct store *st, int64_t id, struct err *err)
 {
     CLEANUP(job_release) struct job j = {0};
-    int r = job_load(st, id, &j, err);
+    int r = job_load_part(st, id, 0, &j, err);
     if (r < 0)
         return r;
     if (!job_ended(&j))
         return err_set(err, ERR_CONFLICT,
                        "job %" PRId64 " is %s; cancel it first", id, j.state);
+    bool completed = !strcmp(j.state, "completed");
+    int64_t waits = 0;
+    r = completed ? 0 : waited_for(st, id, &waits, err);
+    if (r < 0)
+        return r;
+    if (r > 0)
+        return err_set(err, ERR_CONFLICT,
+                       "job %" PRId64 " comes after job %" PRId64
+                       ", which can be tried again: cancel that one first",
+                       waits, id);
+    CLEANUP(txn_end) struct txn txn = TXN_INIT;
+    r = txn_begin(&txn, st, err);
+    if (r < 0)
+        return r;
     {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_DEPENDENTS);
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_AFTER_MET);
         stmt_int(&q, ":id", id);
-        r = stmt_row(&q, err);
-        if (r < 0)
-            return r;
-        if (r > 0)
-            return err_set(err, ERR_CONFLICT,
-                           "job %" PRId64 " comes after job %" PRId64,
-                           col_int(&q, 0), id);
+        stmt_int(&q, ":completed", completed);
+        int64_t n = stmt_run(&q, err);
+        if (n < 0)
+            return (int)n;
     }
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_DELETE);
-    stmt_int(&q, ":id", id);
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_DELETE);
+        stmt_int(&q, ":id", id);
+        int64_t n = stmt_run(&q, err);
+        if (n < 0)
+            return (int)n;
+    }
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SWEEP_EMPTY);
+        int64_t n = stmt_run(&q, err);
+        if (n < 0)
+            return (int)n;
+    }
     store_notify(st, NOTIFY_JOB);
-    int64_t n = stmt_run(&q, err);
-    return n < 0 ? (int)n : 0;
+    return txn_commit(&txn, err);
 }
 
 int job_add_cycle(struct store *st, int64_t id, const json_t *body,

@@ -22,6 +22,8 @@
 struct job {
     int64_t id, version, cycles, runtime_version, priority;
     int64_t threads; /* what auto became; 0: not known yet */
+    int64_t not_before_ms; /* 0: none */
+    int64_t edit;    /* grows with each change of policy, priority, labels */
     bool pause, complete;
     int cancel; /* 0, 1: save first, 2: at once */
     char state[12];
@@ -29,6 +31,11 @@ struct job {
     json_t *spec, *runtime, *labels;
 };
 int job_load(struct store *st, int64_t id, struct job *ret, struct err *err);
+/* Only these documents, the others stay NULL: to parse them all takes longer
+ * than all else that a claim does. */
+enum job_part { JOB_SPEC = 1, JOB_RUNTIME = 2, JOB_LABELS = 4 };
+int job_load_part(struct store *st, int64_t id, unsigned parts, struct job *ret,
+                  struct err *err);
 void job_release(struct job *j);
 bool job_ended(const struct job *j);
 
@@ -36,6 +43,12 @@ bool job_ended(const struct job *j);
  * datasets. */
 int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
                int64_t *ret_id, struct err *err);
+/* The two halves of it, for who submits many: look up what it names; add it, as
+ * one of a sweep (0: none) with its own values. */
+int job_check(struct store *st, const struct spec *spec, struct err *err);
+int job_add(struct store *st, const struct spec *spec, int64_t sweep,
+            const json_t *values, int64_t now_ms, int64_t *ret_id,
+            struct err *err);
 /* What a submission would become: signature, parameters, steps, workers. */
 int job_dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
                 json_t **ret, struct err *err);
@@ -77,6 +90,9 @@ int job_add_cycle(struct store *st, int64_t id, const json_t *body,
  * data that cannot be frozen is an error instead of a failed job. */
 int job_settle(struct store *st, int64_t id, bool strict, int64_t now_ms,
                struct err *err);
+/* The sentences of those that come after it, where an end is no more. */
+int job_settle_dependents(struct store *st, int64_t id, int64_t now_ms,
+                          struct err *err);
 /* Jobs that waited for a time that has come. */
 int job_settle_due(struct store *st, int64_t now_ms, struct err *err);
 /* error: JSON, or NULL. */

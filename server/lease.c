@@ -177,7 +177,7 @@ int lease_heartbeat(struct store *st, int64_t id, int64_t token,
             r = job_touch(st, l.job, err);
     }
     if (r >= 0)
-        r = job_load(st, l.job, &j, err);
+        r = job_load_part(st, l.job, JOB_RUNTIME, &j, err);
     if (r < 0)
         return r;
 

@@ -179,26 +179,24 @@ static int claim_answer(struct store *st, const struct lease *l, json_t **ret,
                         struct err *err)
 {
     CLEANUP(job_release) struct job j = {0};
-    CLEANUP(spec_release) struct spec spec = {0};
     struct cycle c;
-    AUTO_JSON json_t *data = NULL;
-    int r = job_load(st, l->job, &j, err);
+    AUTO_JSON json_t *data = NULL, *spec = NULL;
+    int r = job_load_part(st, l->job, JOB_RUNTIME, &j, err);
     if (r >= 0)
         r = cycle_load(st, l->cycle, &c, err);
     if (r >= 0)
-        r = cycle_spec(st, &c, &spec, err);
+        r = cycle_spec_json(st, &c, &spec, err);
     if (r >= 0)
         r = snapshot(st, l->cycle, &data, err);
     if (r < 0)
         return r;
     dataset_snapshot_place(st, data);
-    AUTO_JSON json_t *resolved = json_copy(spec.resolved);
-    json_object_set(resolved, "runtime", j.runtime);
+    json_object_set(spec, "runtime", j.runtime);
     AUTO_JSON json_t *a = json_pack(
         "{s{sIsIsIsIsI} so so sO sO sI ss sI ss sI sI sI sO sO}", "lease", "id",
         l->id, "token", l->token, "cycle_id", l->cycle, "job", l->job, "cycle",
         c.number, "heartbeat_s", seconds(lease_timing.heartbeat_ms), "expiry_s",
-        seconds(lease_timing.expiry_ms), "spec", resolved, "runtime", j.runtime,
+        seconds(lease_timing.expiry_ms), "spec", spec, "runtime", j.runtime,
         "runtime_version", j.runtime_version, "device", l->device, "threads",
         l->threads, "signature", c.signature, "steps", c.steps, "records",
         c.records, "step_base", c.step_base, "fingerprint", l->fingerprint,

@@ -97,7 +97,7 @@ static int may_come_back(struct store *st, const struct lease *l,
         (strcmp(ret->state, "ready") && strcmp(ret->state, "waiting")))
         return 0;
     CLEANUP(job_release) struct job j = {0};
-    r = job_load(st, l->job, &j, err);
+    r = job_load_part(st, l->job, 0, &j, err);
     return r < 0 ? r : !strcmp(j.state, "queued");
 }
 

@@ -25,7 +25,7 @@ int match_cycle(struct store *st, int64_t cycle, const struct worker_claim *w,
     CLEANUP(job_release) struct job j = {0};
     int r = cycle_load(st, cycle, &f->c, err);
     if (r >= 0)
-        r = job_load(st, f->c.job, &j, err);
+        r = job_load_part(st, f->c.job, JOB_RUNTIME, &j, err);
     if (r < 0)
         return r;
     const char *wanted = policy_text(j.runtime, "device");
