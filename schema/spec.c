@@ -1,10 +1,10 @@
 #include "schema/spec.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
+#include "schema/rfc3339.h"
 
 static const char *const kinds[] = {"train", "selfplay", NULL};
 static const char *const model_types[] = {"policy_value_transformer",
@@ -330,25 +330,85 @@ static int read_labels(const json_t *in, struct spec *s, struct err *err)
     return r.r;
 }
 
+int64_t spec_after(const json_t *item, bool *ret_ended)
+{
+    if (ret_ended)
+        *ret_ended = json_is_object(item);
+    return json_integer_value(
+        json_is_object(item) ? json_object_get(item, "job") : item);
+}
+
+/* One item: an id, or {"job", "when"}. As it stands resolved, in *ret. */
+static int read_after_item(const json_t *in, const char *at, json_t **ret,
+                           struct err *err)
+{
+    static const char *const ends[] = {"completed", "ended", NULL};
+    if (json_is_integer(in)) {
+        json_int_t n = json_integer_value(in);
+        if (n < 1 || n > JSON_INT_MAX)
+            return err_at(err, ERR_INVALID, at, "after lists ids of jobs");
+        *ret = json_integer(n);
+        return *ret ? 0 : no_memory(err);
+    }
+    if (!json_is_object(in))
+        return err_at(
+            err, ERR_INVALID, at,
+            "after lists ids of jobs, or objects such as {\"job\": 1, "
+            "\"when\": \"ended\"}");
+    struct json_read r;
+    json_read_open(&r, in, at, err, "job", "when", NULL);
+    json_read_need(&r, "job");
+    int64_t id = json_read_int(&r, "job", 1, JSON_INT_MAX, 0);
+    int ended = json_read_word(&r, "when", ends, 0);
+    if (r.r < 0)
+        return r.r;
+    *ret = ended
+               ? json_pack("{s:I, s:s}", "job", (json_int_t)id, "when", ends[1])
+               : json_integer(id);
+    return *ret ? 0 : no_memory(err);
+}
+
 static int read_after(const json_t *in, struct spec *s, struct err *err)
 {
     s->after = json_array();
     if (!s->after)
         return no_memory(err);
     for (size_t i = 0; i < json_array_size(in); i++) {
-        json_t *id = json_array_get(in, i);
-        json_int_t n = json_integer_value(id);
+        json_t *item = NULL;
         char at[JSON_POINTER_MAX];
         json_pointer_index(at, "/after", i);
-        if (!json_is_integer(id) || n < 1 || n > JSON_INT_MAX)
-            return err_at(err, ERR_INVALID, at, "after lists ids of jobs");
+        int r = read_after_item(json_array_get(in, i), at, &item, err);
+        if (r < 0)
+            return r;
+        json_array_append_new(s->after, item);
+        int64_t n = spec_after(item, NULL);
         for (size_t j = 0; j < i; j++)
-            if (json_integer_value(json_array_get(in, j)) == n)
+            if (spec_after(json_array_get(s->after, j), NULL) == n)
                 return err_at(err, ERR_INVALID, at,
                               "job %lld stands here twice", (long long)n);
-        json_array_append(s->after, id);
     }
     return 0;
+}
+
+static int read_not_before(struct json_read *r, struct spec *s)
+{
+    const char *text = json_read_string(r, "not_before", 64, NULL);
+    if (text && rfc3339_parse(text, &s->not_before_ms) < 0)
+        json_read_fail(r, "not_before",
+                       "not_before is \"%s\", not a time of RFC 3339 with its "
+                       "zone, such as 2026-07-01T08:00:00Z or "
+                       "2026-07-01T10:00:00+02:00",
+                       text);
+    return r->r;
+}
+
+static json_t *not_before_json(const struct spec *s)
+{
+    char text[RFC3339_MAX];
+    if (!s->not_before_ms)
+        return json_null();
+    rfc3339_text(s->not_before_ms, text);
+    return json_string(text);
 }
 
 /* Positions are learned up to max_length: no batch may be padded beyond. */
@@ -372,17 +432,17 @@ int spec_runtime_fits(const struct spec *s, const struct runtime_policy *p,
 
 static int resolve(struct spec *s, struct err *err)
 {
-    s->resolved =
-        json_pack("{s:s, s:s, s:i, s:i, s:O, s:O, s:o, s:o, s:o, s:o, s:o, "
-                  "s:{s:i, s:i, s:i}}",
-                  "name", s->name, "kind", s->kind, "cycles", s->cycles,
-                  "priority", s->priority, "labels", s->labels, "after",
-                  s->after, "model", model_json(&s->model), "record",
-                  record_desc_json(&s->record), "data", data_json(&s->data),
-                  "training", training_json(&s->training, &s->record),
-                  "runtime", runtime_json(&s->runtime, &s->record), "limits",
-                  "failures", s->limits.failures, "lost", s->limits.lost,
-                  "no_progress", s->limits.no_progress);
+    s->resolved = json_pack(
+        "{s:s, s:s, s:i, s:i, s:O, s:O, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:{s:i, s:i, s:i}}",
+        "name", s->name, "kind", s->kind, "cycles", s->cycles, "priority",
+        s->priority, "labels", s->labels, "after", s->after, "not_before",
+        not_before_json(s), "model", model_json(&s->model), "record",
+        record_desc_json(&s->record), "data", data_json(&s->data), "training",
+        training_json(&s->training, &s->record), "runtime",
+        runtime_json(&s->runtime, &s->record), "limits", "failures",
+        s->limits.failures, "lost", s->limits.lost, "no_progress",
+        s->limits.no_progress);
     if (!s->resolved)
         return no_memory(err);
     spec_cycle_signature(s, NULL, s->signature);
@@ -403,10 +463,14 @@ int spec_parse(const json_t *in, struct spec *ret, struct err *err)
     int kind = json_read_word(&r, "kind", kinds, 0);
     if (kind != 0)
         json_read_fail(&r, "kind", "kind %s is not supported yet", kinds[kind]);
-    static const char *const later[] = {
-        "game", "selfplay", "window", "gate", "not_before", "sweep", NULL};
+    static const char *const later[] = {"game", "selfplay", "window", "gate",
+                                        NULL};
     for (int i = 0; later[i]; i++)
         not_yet(&r, later[i]);
+    if (json_read_get(&r, "sweep"))
+        json_read_fail(&r, "sweep",
+                       "a sweep makes jobs when it is submitted; a job that is "
+                       "there has none");
     const char *name = json_read_string(&r, "name", 200, kinds[kind]);
     for (const char *p = name; *p && r.r == 0; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
@@ -414,7 +478,7 @@ int spec_parse(const json_t *in, struct spec *ret, struct err *err)
     s.cycles = (int)json_read_int(&r, "cycles", 0, 1000000, 1);
     s.priority = (int)json_read_int(&r, "priority", -100, 100, 0);
     const json_t *after = json_read_array(&r, "after", 100);
-    if (r.r < 0)
+    if (read_not_before(&r, &s) < 0)
         return r.r;
     s.name = strdup(name);
     s.kind = strdup(kinds[kind]);
@@ -555,66 +619,4 @@ int spec_semantics_diff(const json_t *a, const json_t *b, char *ret, size_t cap)
         }
     }
     return 0;
-}
-
-int64_t spec_steps(const struct spec *s, int64_t records)
-{
-    int64_t batch = s->training.effective_batch;
-    return s->training.epochs * (records / batch + (records % batch > 0));
-}
-
-double spec_learning_rate(const struct training_spec *t, int64_t step,
-                          int64_t steps)
-{
-    double lr = t->optimizer.lr, end = t->schedule.final_fraction;
-    int64_t warmup = t->schedule.warmup_steps;
-    if (step < warmup)
-        return lr * ((double)(step + 1) / (double)warmup);
-
-    /* From 0 at the first step after the warm-up to 1 at the last. A cycle of
-     * one step trains with lr. */
-    int64_t span = steps - 1 - warmup;
-    double x = span > 0    ? (double)(step - warmup) / (double)span
-               : steps > 1 ? 1
-                           : 0;
-    if (x > 1)
-        x = 1;
-    switch (t->schedule.type) {
-    case SCHEDULE_CONSTANT:
-        break;
-    case SCHEDULE_LINEAR:
-        return lr * (end + (1 - end) * (1 - x));
-    case SCHEDULE_COSINE:
-        return lr * (end + (1 - end) * (0.5 * (1 + cos(M_PI * x))));
-    }
-    return lr;
-}
-
-/* Written out in worker/model.h. */
-int64_t spec_parameters(const struct spec *s)
-{
-    int64_t d = s->model.d_model, ff = s->model.ff;
-    int64_t linear = d * d + d, norm = 2 * d;
-    int64_t sum = d; /* class token */
-    for (int i = 0; i < s->record.n_fields; i++) {
-        const struct field *f = &s->record.fields[i];
-        if (f->kind == FIELD_TARGET)
-            continue;
-        int64_t rows = 1; /* of D: the field's own */
-        rows += f->kind == FIELD_TOKENS ? f->vocab : 0;
-        for (int c = 0; c < f->n_columns; c++)
-            rows += f->columns[c].vocab;
-        if (f->kind != FIELD_ROWS)
-            rows += f->dim >= 0 ? s->model.max_length : f->size;
-        rows += f->kind == FIELD_NUMBERS ? 1 : f->n_nums;
-        sum += rows * d;
-    }
-    int64_t attention = norm + 3 * d * d + d + linear;
-    int64_t feed_forward = norm + ff * d + ff + d * ff + d;
-    sum += s->model.layers * (attention + feed_forward) + norm;
-    if (s->record.policy >= 0)
-        sum += norm + linear + 2 * d * d + linear + norm + linear + d;
-    if (s->record.value >= 0)
-        sum += linear + d + 1;
-    return sum;
 }

@@ -99,7 +99,8 @@ struct spec {
     int cycles;   /* 0: each started by POST …/cycles; default 1 */
     int priority; /* -100 … 100, default 0 */
     json_t *labels; /* object of strings */
-    json_t *after;  /* list of job ids */
+    json_t *after;  /* list: an id, or {"job": id, "when": "ended"} */
+    int64_t not_before_ms; /* 0: none */
     struct model_spec model;
     struct record_desc record;
     struct data_spec data;
@@ -113,6 +114,10 @@ struct spec {
 /* Parse and resolve. ERR_INVALID with the pointer of the first bad field. */
 int spec_parse(const json_t *in, struct spec *ret, struct err *err);
 void spec_release(struct spec *s);
+
+/* The job that an item of `after` names; *ret_ended (may be NULL): any end of it
+ * will do, else it must complete. */
+int64_t spec_after(const json_t *item, bool *ret_ended);
 
 /* The runtime policy alone, as PATCH carries it: `patch` (RFC 7396) merged
  * over `current`; *ret_json is the new whole policy, checked. Pointers in

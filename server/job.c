@@ -454,14 +454,15 @@ int job_delete(struct store *st, int64_t id, struct err *err)
             return (int)n;
     }
     {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_DELETE);
-        stmt_int(&q, ":id", id);
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SWEEP_EMPTY);
+        stmt_int(&q, ":job", id);
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;
     }
     {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SWEEP_EMPTY);
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_DELETE);
+        stmt_int(&q, ":id", id);
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;

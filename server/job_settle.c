@@ -115,9 +115,8 @@ static int cancel(struct store *st, struct wave *w, int64_t id,
                   const char *reason, int64_t now_ms, struct err *err)
 {
     int r = end_open_cycles(st, id, "canceled", reason, now_ms, err);
-    return r < 0
-               ? r
-               : end(st, w, id, "canceled", reason, NULL, NULL, now_ms, err);
+    return r < 0 ? r
+                 : end(st, w, id, "canceled", reason, NULL, NULL, now_ms, err);
 }
 
 #define BY_REQUEST "canceled by request"

@@ -103,6 +103,8 @@ SQL(CYCLE_FREEZE, "UPDATE cycles SET state = 'ready', data_digest = :digest,"
                   " epochs = :epochs, steps = :steps, step_base = :base,"
                   " initial_id = :initial, ready_ms = :now,"
                   " reason = 'waits for a worker' WHERE id = :id")
+SQL(CYCLE_STARTS, "UPDATE cycles SET starts_ms = :ms WHERE id = :id"
+                  " AND starts_ms IS NOT :ms")
 SQL(CYCLE_DUE, "UPDATE cycles SET state = 'ready', not_before_ms = NULL"
                " WHERE id = :id")
 SQL(CYCLE_AGAIN, "UPDATE cycles SET state = :state, reason = :reason,"
@@ -118,7 +120,8 @@ SQL(CYCLE_DONE, "UPDATE cycles SET state = 'done', reason = NULL,"
                 " step = :step, steps = :step, records_per_s = NULL,"
                 " ended_ms = :now WHERE id = :id")
 SQL(CYCLE_END, "UPDATE cycles SET state = :state, reason = :reason,"
-               " records_per_s = NULL, ended_ms = :now WHERE id = :id")
+               " starts_ms = NULL, records_per_s = NULL, ended_ms = :now"
+               " WHERE id = :id")
 SQL(SNAPSHOT_ADD, "INSERT INTO snapshots(cycle_id, data)"
                   " VALUES (:cycle, :data)")
 SQL(CYCLE_WHY, "SELECT reason FROM cycles WHERE id = :id")
@@ -149,8 +152,8 @@ SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
     " LEFT JOIN leases l ON l.cycle_id = c.id AND l.outcome IS NULL "
 #endif
 SQL(JOB_LOAD, "SELECT id, version, cycles, runtime_version, priority, threads,"
-              " pause, complete, cancel, state, dataset, spec, runtime, labels"
-              " FROM jobs WHERE id = :id")
+              " pause, complete, cancel, state, dataset, spec, runtime, labels,"
+              " not_before_ms, edit FROM jobs WHERE id = :id")
 SQL(JOB_GET, JOB_SHOWN "WHERE j.id = :id")
 SQL(JOB_LIST, JOB_SHOWN
     "WHERE j.id < :before AND (:state IS NULL OR j.state = :state)"
@@ -160,11 +163,13 @@ SQL(JOB_LIST, JOB_SHOWN
     "   WHERE e.key = :label AND (:value IS NULL OR e.value = :value)))"
     " ORDER BY j.id DESC LIMIT :limit")
 SQL(JOB_ADD, "INSERT INTO jobs(name, kind, state, spec, signature, dataset,"
-             " cycles, parameters, priority, labels, runtime, created_ms)"
+             " cycles, parameters, priority, labels, runtime, not_before_ms,"
+             " sweep_id, sweep_values, created_ms)"
              " VALUES (:name, :kind, 'queued', :spec, :signature, :dataset,"
-             " :cycles, :parameters, :priority, :labels, :runtime, :now)")
-SQL(JOB_AFTER_ADD, "INSERT OR IGNORE INTO job_after(job_id, after_id)"
-                   " VALUES (:job, :after)")
+             " :cycles, :parameters, :priority, :labels, :runtime, :not_before,"
+             " :sweep, :values, :now)")
+SQL(JOB_AFTER_ADD, "INSERT INTO job_after(job_id, after_id, ended)"
+                   " VALUES (:job, :after, :ended)")
 SQL(JOB_TOUCH, "UPDATE jobs SET version = version + 1 WHERE id = :id")
 SQL(JOB_STATE, "UPDATE jobs SET state = :state, reason = :reason,"
                " started_ms = CASE WHEN :state = 'running'"
@@ -184,24 +189,58 @@ SQL(JOB_RETRY, "UPDATE jobs SET state = 'queued', reason = NULL, error = NULL,"
                " version = version + 1 WHERE id = :id")
 SQL(JOB_PATCH, "UPDATE jobs SET runtime = :runtime, priority = :priority,"
                " labels = :labels, runtime_version = runtime_version + :newer,"
-               " version = version + 1 WHERE id = :id")
+               " edit = edit + 1, version = version + 1 WHERE id = :id")
 SQL(JOB_DELETE, "DELETE FROM jobs WHERE id = :id")
-SQL(JOB_UNMET, "SELECT a.after_id, coalesce(b.state, 'gone') FROM job_after a"
+/* that which its user can do something about first */
+SQL(JOB_UNMET, "SELECT a.after_id, coalesce(b.state, 'gone'), a.ended,"
+               " count(*) OVER () FROM job_after a"
                " LEFT JOIN jobs b ON b.id = a.after_id WHERE a.job_id = :id"
-               " AND b.state IS NOT 'completed' ORDER BY a.after_id LIMIT 1")
+               " AND CASE a.ended WHEN 0 THEN b.state IS NOT 'completed'"
+               "  ELSE b.id IS NOT NULL AND b.ended_ms IS NULL END"
+               " ORDER BY b.id IS NOT NULL AND b.ended_ms IS NULL, a.after_id"
+               " LIMIT 1")
+SQL(JOB_AFTER_GONE, "SELECT a.after_id FROM job_after a WHERE a.job_id = :id"
+                    " AND a.ended = 0 AND NOT EXISTS (SELECT 1 FROM jobs b"
+                    "  WHERE b.id = a.after_id) ORDER BY a.after_id LIMIT 1")
 /* jobs that have not ended and come after this one */
-SQL(JOB_DEPENDENTS, "SELECT a.job_id FROM job_after a"
+SQL(JOB_DEPENDENTS, "SELECT a.job_id, a.ended FROM job_after a"
                     " JOIN jobs j ON j.id = a.job_id"
-                    " WHERE a.after_id = :id AND j.ended_ms IS NULL")
+                    " WHERE a.after_id = :id AND j.ended_ms IS NULL"
+                    " ORDER BY a.job_id")
+/* those that its end, whichever, has let go on */
+SQL(JOB_AFTER_MET, "DELETE FROM job_after WHERE after_id = :id"
+                   " AND (ended = 1 OR :completed)")
 /* `state IN (…)` is cycles_open's own condition, word for word: without it
  * SQLite does not see that it may use that index, and reads all cycles */
 SQL(JOB_DUE, "SELECT job_id FROM cycles"
              " WHERE state IN ('waiting', 'ready', 'leased')"
              " AND state = 'waiting' AND not_before_ms IS NOT NULL"
              " AND (not_before_ms <= :now"
-             " OR not_before_ms > :now + 120000)")
+             " OR not_before_ms > :now + 120000)"
+             " UNION SELECT job_id FROM cycles WHERE starts_ms <= :now"
+             "  AND state = 'waiting'")
 SQL(JOB_HAS_STATE, "SELECT 1 FROM checkpoints WHERE job_id = :job"
                    " AND state = 'good' LIMIT 1")
+
+/* ---- sweep ---- */
+SQL(SWEEP_ADD, "INSERT INTO sweeps(name, axes, jobs, created_ms)"
+               " VALUES (:name, :axes, :jobs, :now)")
+#ifndef SWEEP_SHOWN
+/* states: how many of its jobs are in which; those deleted are in none */
+#define SWEEP_SHOWN                                                            \
+    "SELECT w.id, w.name, w.axes, w.jobs, w.created_ms,"                       \
+    " (SELECT json_group_object(state, n) FROM (SELECT j.state, count(*) AS n" \
+    "  FROM jobs j WHERE j.sweep_id = w.id GROUP BY j.state)) FROM sweeps w "
+#endif
+SQL(SWEEP_GET, SWEEP_SHOWN "WHERE w.id = :id")
+SQL(SWEEP_LIST, SWEEP_SHOWN "WHERE w.id < :before ORDER BY w.id DESC"
+                            " LIMIT :limit")
+SQL(SWEEP_JOBS, "SELECT id, state FROM jobs WHERE sweep_id = :id ORDER BY id")
+/* with the last of its jobs, which is about to go */
+SQL(SWEEP_EMPTY, "DELETE FROM sweeps WHERE id ="
+                 " (SELECT sweep_id FROM jobs WHERE id = :job)"
+                 " AND NOT EXISTS (SELECT 1 FROM jobs j"
+                 "  WHERE j.sweep_id = sweeps.id AND j.id <> :job)")
 
 /* ---- worker ---- */
 SQL(WORKER_RECENT, "SELECT name, devices FROM workers WHERE gone_ms IS NULL"

@@ -1,15 +1,9 @@
 #include "server/when.h"
-#include <stdio.h>
-#include <time.h>
+#include "schema/rfc3339.h"
 
 void when_text(int64_t ms, char out[WHEN_MAX])
 {
-    time_t s = (time_t)(ms / 1000);
-    struct tm tm;
-    char head[24];
-    gmtime_r(&s, &tm);
-    strftime(head, sizeof(head), "%Y-%m-%dT%H:%M:%S", &tm);
-    snprintf(out, WHEN_MAX, "%s.%03dZ", head, (int)(ms % 1000));
+    rfc3339_text(ms, out);
 }
 
 json_t *when_json(int64_t ms)

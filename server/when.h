@@ -2,8 +2,9 @@
 #pragma once
 #include <jansson.h>
 #include <stdint.h>
+#include "schema/rfc3339.h"
 
-#define WHEN_MAX 32
+#define WHEN_MAX RFC3339_MAX
 /* "2026-01-31T12:00:00.000Z" */
 void when_text(int64_t ms, char out[WHEN_MAX]);
 json_t *when_json(int64_t ms); /* a string; null for 0 or less */

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
+#include "schema/rfc3339.h"
 #include "schema/spec.h"
 
 #define RECORD                                                                 \
@@ -201,6 +202,11 @@ static void every_refusal_points_at_the_field(void **state)
         {"after", "[1, 0]", "/after/1"},
         {"after", "[1, 1]", "/after/1"},
         {"after", "[\"1\"]", "/after/0"},
+        {"after", "[{}]", "/after/0/job"},
+        {"after", "[{\"job\": 0}]", "/after/0/job"},
+        {"after", "[{\"job\": 1, \"when\": \"failed\"}]", "/after/0/when"},
+        {"after", "[{\"job\": 1, \"if\": \"ended\"}]", "/after/0/if"},
+        {"after", "[1, {\"job\": 1, \"when\": \"ended\"}]", "/after/1"},
         {"model", "[]", NULL},
         {"model/type", "\"torchscript\"", NULL},
         {"model/type", "\"mlp\"", NULL},
@@ -334,8 +340,6 @@ static void what_is_for_later_says_so(void **state)
         {"training/ema", "0.9"},
         {"runtime/padding/mode", "\"ladder\""},
         {"data/root", "\"r\""},
-        {"sweep", "{}"},
-        {"not_before", "\"x\""},
         {"record/value/dim", "\"V\""},
     };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
@@ -350,6 +354,115 @@ static void what_is_for_later_says_so(void **state)
     struct err err = {0};
     assert_int_equal(spec_parse(list, &s, &err), ERR_INVALID);
     assert_int_equal(spec_parse(NULL, &s, &err), ERR_INVALID);
+}
+
+static struct spec parsed(const json_t *in)
+{
+    struct spec s = {0};
+    struct err err;
+    if (spec_parse(in, &s, &err) < 0)
+        fail_msg("%s: %s", err.pointer, err.text);
+    return s;
+}
+
+static struct spec parsed_with(const char *pointer, const char *value)
+{
+    AUTO_JSON json_t *in = spec_with(pointer, value);
+    return parsed(in);
+}
+
+static void what_a_job_comes_after_is_written_one_way(void **state)
+{
+    static const struct {
+        const char *in, *out;
+        int64_t first;
+        bool ended;
+    } table[] = {
+        {"[7]", "[7]", 7, false},
+        {"[{\"job\": 7}]", "[7]", 7, false},
+        {"[{\"job\": 7, \"when\": \"completed\"}, 9]", "[7,9]", 7, false},
+        {"[{\"when\": \"ended\", \"job\": 7}]",
+         "[{\"job\":7,\"when\":\"ended\"}]", 7, true},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct spec s = parsed_with("after", table[i].in);
+        CLEANUP(buf_release) struct buf b = {0};
+        bool ended = !table[i].ended;
+        json_canonical(json_object_get(s.resolved, "after"), &b);
+        assert_string_equal(b.data, table[i].out);
+        assert_int_equal(spec_after(json_array_get(s.after, 0), &ended),
+                         table[i].first);
+        assert_int_equal(ended, table[i].ended);
+        /* resolved once more it is the same */
+        struct spec again = parsed(s.resolved);
+        assert_true(json_equal(s.resolved, again.resolved));
+        spec_release(&again);
+        spec_release(&s);
+    }
+}
+
+static void a_time_not_to_begin_before_has_a_zone(void **state)
+{
+    static const struct {
+        const char *in, *out;
+    } fine[] = {
+        {"2026-07-01T08:00:00Z", "2026-07-01T08:00:00.000Z"},
+        {"2026-07-01T10:00:00+02:00", "2026-07-01T08:00:00.000Z"},
+        {"2026-06-30T23:59:59.5-08:30", "2026-07-01T08:29:59.500Z"},
+        {"2026-07-01t08:00:00.123456z", "2026-07-01T08:00:00.123Z"},
+        {"2024-02-29T00:00:00Z", "2024-02-29T00:00:00.000Z"},
+        {"2016-12-31T23:59:60Z", "2017-01-01T00:00:00.000Z"},
+        {"9999-12-31T23:59:59.999Z", "9999-12-31T23:59:59.999Z"},
+        {"1970-01-01T00:00:01Z", "1970-01-01T00:00:01.000Z"},
+    };
+    static const char *const bad[] = {
+        "",
+        "x",
+        "2026-07-01",
+        "2026-07-01T08:00:00", /* no zone */
+        "2026-07-01T08:00Z",
+        "2026-07-01 08:00:00Z",
+        "2026-7-1T08:00:00Z",
+        "2026-02-29T08:00:00Z",
+        "2026-13-01T08:00:00Z",
+        "2026-00-01T08:00:00Z",
+        "2026-07-32T08:00:00Z",
+        "2026-07-01T24:00:00Z",
+        "2026-07-01T08:60:00Z",
+        "2026-07-01T08:00:61Z",
+        "2026-07-01T08:00:00.Z",
+        "2026-07-01T08:00:00+0200",
+        "2026-07-01T08:00:00+24:00",
+        "2026-07-01T08:00:00Z ",
+        "1969-12-31T23:59:59Z",
+        "-026-07-01T08:00:00Z",
+    };
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++) {
+        char text[80], back[RFC3339_MAX];
+        snprintf(text, sizeof text, "\"%s\"", fine[i].in);
+        struct spec s = parsed_with("not_before", text);
+        rfc3339_text(s.not_before_ms, back);
+        assert_string_equal(back, fine[i].out);
+        assert_string_equal(
+            json_string_value(json_object_get(s.resolved, "not_before")),
+            fine[i].out);
+        spec_release(&s);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int64_t ms = 77;
+        assert_int_equal(rfc3339_parse(bad[i], &ms), -1);
+        assert_int_equal(ms, 77);
+    }
+    AUTO_JSON json_t *in = spec_with("not_before", "\"2026-07-01T08:00:00\"");
+    struct spec s = {0};
+    struct err err = {0};
+    assert_int_equal(spec_parse(in, &s, &err), ERR_INVALID);
+    assert_string_equal(err.pointer, "/not_before");
+    assert_non_null(strstr(err.text, "zone"));
+    struct spec none = parsed_with("not_before", "null");
+    assert_int_equal(none.not_before_ms, 0);
+    assert_true(json_is_null(json_object_get(none.resolved, "not_before")));
+    spec_release(&none);
 }
 
 static void shards_are_a_pattern_or_the_last_ones(void **state)
@@ -709,6 +822,8 @@ int main(void)
         cmocka_unit_test(a_resolved_spec_resolves_to_itself),
         cmocka_unit_test(every_refusal_points_at_the_field),
         cmocka_unit_test(what_is_for_later_says_so),
+        cmocka_unit_test(what_a_job_comes_after_is_written_one_way),
+        cmocka_unit_test(a_time_not_to_begin_before_has_a_zone),
         cmocka_unit_test(shards_are_a_pattern_or_the_last_ones),
         cmocka_unit_test(the_signature_covers_semantics_and_nothing_else),
         cmocka_unit_test(a_size_that_shuffles_nothing_changes_nothing),

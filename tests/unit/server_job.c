@@ -67,11 +67,12 @@ static void a_job_comes_after_those_that_completed(void **state)
     put_records(w);
     int64_t first = submit(w, NULL);
     int64_t then = submit(w, "{\"after\": [1], \"priority\": 9}");
-    expect_job(w, then, "queued", "waits for job 1, which is queued");
+    expect_job(w, then, "queued", "waits for job 1 to complete");
     assert_int_equal(claims(w, &a), 1);
     assert_int_equal(a.job, first);
     must(releases(w, &a, FAILED("data", "true")));
-    expect_job(w, then, "queued", "waits for job 1, which is failed");
+    expect_job(w, then, "queued", "waits for job 1, which failed: retry it, or "
+               "cancel this one");
     assert_int_equal(claims(w, &a), 0);
     assert_int_equal(job_delete(w->st, first, &w->err), ERR_CONFLICT);
     must(job_retry(w->st, first, w->now, &w->err));
