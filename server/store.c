@@ -1,23 +1,10 @@
-#include "server/store.h"
+#include "server/store_db.h"
 #include <assert.h>
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <pthread.h>
-#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
-#include "server/assets.h"
-
-#define APPLICATION_ID 0x7061776c /* "pawl" */
-#define BUSY_MS 10000
-/* quick_check reads the whole file: only where that takes a moment. */
-#define CHECK_MAX ((int64_t)256 << 20)
 
 static const char *const sql_text[SQL_COUNT] = {
 #define SQL(name, text) [SQL_##name] = text,
@@ -25,23 +12,7 @@ static const char *const sql_text[SQL_COUNT] = {
 #undef SQL
 };
 
-/* A transaction's statements, by depth: deeper ones than this do not occur. */
-#define TXN_DEPTH 8
-enum { TXN_BEGIN, TXN_COMMIT, TXN_UNDO, TXN_KINDS };
-
-struct store {
-    sqlite3 *db;
-    char *dir, *path;
-    sqlite3_stmt *stmts[SQL_COUNT];
-    sqlite3_stmt *txns[TXN_DEPTH][TXN_KINDS]; /* prepared at first use */
-    bool used[SQL_COUNT];
-    int depth; /* of open transactions */
-    bool full; /* the disk was, since the WAL was folded back last */
-    unsigned notices;
-};
-
-/* What SQLite said, as one of ours. */
-static int db_error(struct store *st, const char *what, struct err *err)
+int db_error(struct store *st, const char *what, struct err *err)
 {
     int code;
     switch (sqlite3_errcode(st->db) & 0xff) {
@@ -72,15 +43,14 @@ static int db_error(struct store *st, const char *what, struct err *err)
                    sqlite3_errmsg(st->db));
 }
 
-static int exec(struct store *st, const char *sql, struct err *err)
+int db_exec(struct store *st, const char *sql, struct err *err)
 {
     if (sqlite3_exec(st->db, sql, NULL, NULL, NULL) != SQLITE_OK)
         return db_error(st, sql, err);
     return 0;
 }
 
-static int pragma_int(struct store *st, const char *sql, int64_t *ret,
-                      struct err *err)
+int db_int(struct store *st, const char *sql, int64_t *ret, struct err *err)
 {
     sqlite3_stmt *q = NULL;
     if (sqlite3_prepare_v2(st->db, sql, -1, &q, NULL) != SQLITE_OK)
@@ -89,304 +59,6 @@ static int pragma_int(struct store *st, const char *sql, int64_t *ret,
     *ret = rc == SQLITE_ROW ? sqlite3_column_int64(q, 0) : 0;
     sqlite3_finalize(q);
     return rc == SQLITE_ROW || rc == SQLITE_DONE ? 0 : db_error(st, sql, err);
-}
-
-/* One connection alone writes and checkpoints (3.7.0 to 3.51.2 may lose pages
- * when two do); the mutexes of a connection are not needed. */
-static int open_file(struct store *st, const char *dir, bool chunks, int flags,
-                     struct err *err)
-{
-    char real[PATH_MAX];
-    if (!realpath(dir, real))
-        return err_set(err, ERR_IO, "%s: %s", dir, strerror(errno));
-    st->dir = strdup(real);
-    if (!st->dir || asprintf(&st->path, "%s/%s", real,
-                             chunks ? "checkpoints.db" : "pawl.db") < 0) {
-        st->path = NULL;
-        return err_set(err, ERR_NOMEM, "no memory");
-    }
-    if (sqlite3_open_v2(st->path, &st->db, flags | SQLITE_OPEN_NOMUTEX, NULL) !=
-        SQLITE_OK) {
-        if (!st->db)
-            return err_set(err, ERR_NOMEM, "no memory");
-        return db_error(st, "cannot be opened", err);
-    }
-    sqlite3_extended_result_codes(st->db, 1);
-    sqlite3_busy_timeout(st->db, BUSY_MS);
-    sqlite3_db_config(st->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
-    return 0;
-}
-
-static int migration_number(const struct asset *a, bool chunks)
-{
-    const char *name = a->name;
-    bool is_chunks = !strncmp(name, "chunks-", 7);
-    return is_chunks == chunks ? atoi(name + (is_chunks ? 7 : 0)) : 0;
-}
-
-static int check_once(struct store *st, struct err *err)
-{
-    sqlite3_stmt *q = NULL;
-    if (sqlite3_prepare_v2(st->db, "PRAGMA quick_check(10)", -1, &q, NULL) !=
-        SQLITE_OK)
-        return db_error(st, "check", err);
-    int rc, r = 0;
-    while ((rc = sqlite3_step(q)) == SQLITE_ROW && r != ERR_IO) {
-        const char *said = (const char *)sqlite3_column_text(q, 0);
-        /* a page that the disk did not give is no damage of the database */
-        const char *why = strstr(said, "error code=");
-        if (why && (atoi(why + 11) & 0xff) == SQLITE_IOERR)
-            r = err_set(err, ERR_IO, "%s cannot be read: %s", st->path, said);
-        else if (r == 0 && strcmp(said, "ok"))
-            r = err_set(err, ERR_CORRUPT,
-                        "%s is damaged (%s): put a backup in its place",
-                        st->path, said);
-    }
-    if (r == 0 && rc != SQLITE_DONE)
-        r = db_error(st, "check", err);
-    sqlite3_finalize(q);
-    return r;
-}
-
-static int check(struct store *st, struct err *err)
-{
-    struct stat sb;
-    if (stat(st->path, &sb) < 0 || sb.st_size > CHECK_MAX)
-        return 0;
-    int r = check_once(st, err);
-    /* not every failed read is told as one: damage shows twice */
-    return r == ERR_CORRUPT ? check_once(st, err) : r;
-}
-
-/* pawl.db as it was, beside it as pawl.db.v3: a migration is not undone. */
-static int keep_copy(struct store *st, int64_t version, struct err *err)
-{
-    AUTO_FREE char *to = NULL, *part = NULL;
-    if (asprintf(&to, "%s.v%d", st->path, (int)version) < 0 ||
-        asprintf(&part, "%s.part", to) < 0)
-        return err_set(err, ERR_NOMEM, "no memory");
-    unlink(part);
-    sqlite3_stmt *q = NULL;
-    if (sqlite3_prepare_v2(st->db, "VACUUM INTO ?1", -1, &q, NULL) != SQLITE_OK)
-        return db_error(st, "copy", err);
-    sqlite3_bind_text(q, 1, part, -1, SQLITE_STATIC);
-    int rc = sqlite3_step(q);
-    sqlite3_finalize(q);
-    if (rc != SQLITE_DONE)
-        return db_error(st, "cannot keep a copy before migrating", err);
-    if (rename(part, to) < 0)
-        return err_set(err, ERR_IO, "%s: %s", to, strerror(errno));
-    return 0;
-}
-
-/* ---- is a new pawl.db new, or the old one lost? ---- */
-
-static int64_t file_size(const char *dir, const char *name)
-{
-    AUTO_FREE char *path = NULL;
-    struct stat sb;
-    if (asprintf(&path, "%s/%s", dir, name) < 0) {
-        path = NULL;
-        return 0;
-    }
-    return stat(path, &sb) == 0 ? sb.st_size : 0;
-}
-
-static bool holds_files(int above, const char *name)
-{
-    int fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    struct dirent *e;
-    bool found = false;
-    while (d && !found && (e = readdir(d)))
-        found = e->d_type == DT_REG ||
-                (e->d_type == DT_DIR && e->d_name[0] != '.' &&
-                 holds_files(fd, e->d_name));
-    if (d)
-        closedir(d);
-    else if (fd >= 0)
-        close(fd);
-    return found;
-}
-
-/* Every chunk that no manifest names is swept, so an empty pawl.db in the place
- * of a lost one would cost all checkpoints, too. */
-static int refuse_lost(const char *dir, const char *holds, struct err *err)
-{
-    return err_set(err, ERR_CONFLICT,
-                   "%s/pawl.db is missing or empty, but %s: put a backup of "
-                   "pawl.db in its place (pawl.db.vN is one that an upgrade "
-                   "kept); to begin anew, take another state folder",
-                   dir, holds);
-}
-
-static int look_for_loss(const char *dir, struct err *err)
-{
-    if (file_size(dir, "checkpoints.db") > 0) {
-        struct store *chunks = NULL;
-        int r = store_open_reader(dir, true, &chunks, err);
-        if (r >= 0) {
-            CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ANY);
-            r = stmt_row(&q, err);
-        }
-        store_close(chunks);
-        if (r < 0)
-            return r;
-        if (r > 0)
-            return refuse_lost(dir, "checkpoints.db holds checkpoints", err);
-    }
-    AUTO_FREE char *datasets = NULL;
-    if (asprintf(&datasets, "%s/datasets", dir) < 0) {
-        datasets = NULL;
-        return err_set(err, ERR_NOMEM, "no memory");
-    }
-    if (holds_files(AT_FDCWD, datasets))
-        return refuse_lost(dir, "datasets/ holds shards", err);
-    return 0;
-}
-
-static int migrate(struct store *st, bool chunks, struct err *err)
-{
-    int newest = 0;
-    for (const struct asset *a = migrations; a->name; a++) {
-        int n = migration_number(a, chunks);
-        newest = n > newest ? n : newest;
-    }
-    int64_t version, app;
-    int r = pragma_int(st, "PRAGMA user_version", &version, err);
-    if (r < 0)
-        return r;
-    r = pragma_int(st, "PRAGMA application_id", &app, err);
-    if (r < 0)
-        return r;
-    if (version > 0 && app != APPLICATION_ID)
-        return err_set(err, ERR_CONFLICT, "%s is not a database of Pawl",
-                       st->path);
-    if (version > newest)
-        return err_set(err, ERR_CONFLICT,
-                       "%s was written by a newer pawld (schema %d; this one "
-                       "knows up to %d): start that one, or put the copy %s.v%d"
-                       " in its place",
-                       st->path, (int)version, newest, st->path, newest);
-    if (version == 0 && !chunks) {
-        r = look_for_loss(st->dir, err);
-        if (r < 0)
-            return r;
-    }
-    if (version > 0 && version < newest && !chunks) {
-        r = keep_copy(st, version, err);
-        if (r < 0)
-            return r;
-    }
-    for (const struct asset *a = migrations; a->name; a++) {
-        int n = migration_number(a, chunks);
-        if (n <= version)
-            continue;
-        char done[96];
-        snprintf(done, sizeof(done),
-                 "PRAGMA user_version = %d; PRAGMA application_id = %d", n,
-                 APPLICATION_ID);
-        CLEANUP(txn_end) struct txn txn = TXN_INIT;
-        r = txn_begin(&txn, st, err);
-        if (r < 0)
-            return r;
-        if (sqlite3_exec(st->db, (const char *)a->data, NULL, NULL, NULL) !=
-            SQLITE_OK)
-            return db_error(st, a->name, err);
-        r = exec(st, done, err);
-        if (r < 0)
-            return r;
-        r = txn_commit(&txn, err);
-        if (r < 0)
-            return r;
-        version = n;
-    }
-    return 0;
-}
-
-static int open_writer(struct store *st, const char *dir, bool chunks,
-                       struct err *err)
-{
-    /* SQLite would throw such a WAL away, and take the file for a new one */
-    if (!chunks && file_size(dir, "pawl.db") == 0 &&
-        file_size(dir, "pawl.db-wal") > 0)
-        return refuse_lost(dir, "pawl.db-wal holds writes to it", err);
-    int r = open_file(st, dir, chunks,
-                      SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
-    if (r < 0)
-        return r;
-    /* both hold only before the first page is written */
-    if (chunks) {
-        r = exec(st, "PRAGMA page_size=65536; PRAGMA auto_vacuum=INCREMENTAL",
-                 err);
-        if (r < 0)
-            return r;
-    }
-    r = exec(st,
-             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
-             "PRAGMA foreign_keys=ON; PRAGMA journal_size_limit=8388608",
-             err);
-    /* SQLite's 1000 pages would be 64 MiB of WAL before any is folded back */
-    if (r >= 0 && chunks)
-        r = exec(st, "PRAGMA wal_autocheckpoint=128", err);
-    if (r < 0)
-        return r;
-    r = check(st, err);
-    return r < 0 ? r : migrate(st, chunks, err);
-}
-
-int store_open(const char *dir, bool chunks, struct store **ret,
-               struct err *err)
-{
-    struct store *st = calloc(1, sizeof(*st));
-    if (!st)
-        return err_set(err, ERR_NOMEM, "no memory for a store");
-    int r = open_writer(st, dir, chunks, err);
-    if (r == ERR_CORRUPT && st->db) {
-        char what[200];
-        snprintf(what, sizeof(what), "%s", sqlite3_errmsg(st->db));
-        if (sqlite3_errcode(st->db) != SQLITE_OK &&
-            sqlite3_errcode(st->db) != SQLITE_ROW)
-            r = err_set(err, r, "%s is damaged (%s): put a backup in its place",
-                        st->path, what);
-    }
-    if (r < 0) {
-        store_close(st);
-        return r;
-    }
-    *ret = st;
-    return 0;
-}
-
-int store_open_reader(const char *dir, bool chunks, struct store **ret,
-                      struct err *err)
-{
-    struct store *st = calloc(1, sizeof(*st));
-    if (!st)
-        return err_set(err, ERR_NOMEM, "no memory for a store");
-    int r = open_file(st, dir, chunks, SQLITE_OPEN_READONLY, err);
-    if (r >= 0)
-        r = exec(st, "PRAGMA query_only=ON; PRAGMA wal_autocheckpoint=0", err);
-    if (r < 0) {
-        store_close(st);
-        return r;
-    }
-    *ret = st;
-    return 0;
-}
-
-void store_close(struct store *st)
-{
-    if (!st)
-        return;
-    for (int i = 0; i < SQL_COUNT; i++)
-        sqlite3_finalize(st->stmts[i]);
-    for (int i = 0; i < TXN_DEPTH * TXN_KINDS; i++)
-        sqlite3_finalize(st->txns[i / TXN_KINDS][i % TXN_KINDS]);
-    sqlite3_close(st->db);
-    free(st->dir);
-    free(st->path);
-    free(st);
 }
 
 const char *store_dir(const struct store *st)

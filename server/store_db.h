@@ -1,0 +1,32 @@
+/* store_db.h - what a store is inside. Private to store.c and the files beside
+ * it: only those that include this know sqlite3.
+ *
+ *   store.c       transactions, statements, notices
+ *   store_open.c  a file is opened, checked, created, migrated
+ *   store_copy.c  copies of both files, for a backup */
+#pragma once
+#include <sqlite3.h>
+#include "server/store.h"
+
+#define BUSY_MS 10000
+
+/* A transaction's statements, by depth: deeper ones than this do not occur. */
+#define TXN_DEPTH 8
+enum { TXN_BEGIN, TXN_COMMIT, TXN_UNDO, TXN_KINDS };
+
+struct store {
+    sqlite3 *db;
+    char *dir, *path;
+    sqlite3_stmt *stmts[SQL_COUNT];
+    sqlite3_stmt *txns[TXN_DEPTH][TXN_KINDS]; /* prepared at first use */
+    bool used[SQL_COUNT];
+    int depth; /* of open transactions */
+    bool full; /* the disk was, since the WAL was folded back last */
+    unsigned notices;
+};
+
+/* What SQLite said, as one of ours. */
+int db_error(struct store *st, const char *what, struct err *err);
+int db_exec(struct store *st, const char *sql, struct err *err);
+/* The first column of the first row, or 0. */
+int db_int(struct store *st, const char *sql, int64_t *ret, struct err *err);
