@@ -25,6 +25,9 @@ handler_fn handle_job_prepare, handle_job_post, handle_job_list, handle_job_get;
 handler_fn handle_job_patch, handle_job_delete, handle_job_pause;
 handler_fn handle_job_resume, handle_job_cancel, handle_job_retry;
 handler_fn handle_job_complete, handle_event_list, handle_log_list;
+/* handle_sweep.c */
+handler_fn handle_sweep_list, handle_sweep_get, handle_sweep_pause;
+handler_fn handle_sweep_resume, handle_sweep_cancel, handle_sweep_retry;
 /* handle_cycle.c */
 handler_fn handle_cycle_post, handle_cycle_list, handle_cycle_get;
 /* handle_metric.c */
@@ -32,6 +35,8 @@ handler_fn handle_metrics, handle_memory;
 /* handle_checkpoint.c */
 handler_fn handle_checkpoint_list, handle_checkpoint_get;
 handler_fn handle_checkpoint_state, handle_model;
+handler_fn handle_checkpoint_patch, handle_checkpoint_delete;
+handler_fn handle_backup; /* handle_backup.c */
 /* handle_dataset.c */
 handler_fn handle_shard_put, handle_shard_get, handle_shard_delete;
 handler_fn handle_dataset_list, handle_dataset_get, handle_dataset_delete;
@@ -40,5 +45,6 @@ handler_fn handle_lease_list, handle_lease_claim, handle_lease_heartbeat;
 handler_fn handle_chunk_prepare, handle_chunk_put, handle_chunk_head;
 handler_fn handle_lease_checkpoint_prepare, handle_lease_checkpoint;
 handler_fn handle_lease_release_prepare, handle_lease_release;
+handler_fn handle_lease_room; /* handle_room.c */
 /* handle_worker.c */
 handler_fn handle_worker_list, handle_worker_drain;

@@ -4,35 +4,64 @@
 #include <stdlib.h>
 #include <string.h>
 #include "schema/spec.h"
+#include "server/dry_run.h"
 #include "server/event.h"
 #include "server/handle.h"
 #include "server/job.h"
 #include "server/metric.h"
+#include "server/sweep.h"
 #include "server/when.h"
 
-static void free_spec(void *p)
+/* A POST that was read: a spec, or a sweep of them. */
+struct submission {
+    bool many;
+    struct spec spec;
+    struct sweep sweep;
+};
+
+static void free_submission(void *p)
 {
-    spec_release(p);
-    free(p);
+    struct submission *s = p;
+    spec_release(&s->spec);
+    sweep_release(&s->sweep);
+    free(s);
 }
 
+static int reply_dry_run(struct ctx *ctx, struct reply *ret,
+                         const struct submission *s, struct err *err)
+{
+    json_t *out = NULL;
+    int r = s->many ? sweep_dry_run(ctx->st, &s->sweep, ctx->now_ms, &out, err)
+                    : dry_run(ctx->st, &s->spec, ctx->now_ms, &out, err);
+    return r < 0 ? r : reply_json(ret, 200, out);
+}
+
+/* Reading, and a dry run is no more than that, needs no writer. */
 int handle_job_prepare(struct ctx *ctx, struct request *req, struct reply *ret,
                        struct err *err)
 {
+    int64_t dry;
     int r = need_body(req, err);
+    if (r >= 0)
+        r = req_query_int(req, "dry_run", 0, 1, 0, &dry, err);
     if (r < 0)
         return r;
-    struct spec *spec = calloc(1, sizeof(*spec));
-    if (!spec)
+    struct submission *s = calloc(1, sizeof(*s));
+    if (!s)
         return err_set(err, ERR_NOMEM, "no memory for a spec");
-    r = spec_parse(req->json, spec, err);
-    if (r < 0) {
-        free_spec(spec);
-        return r;
-    }
-    req->prepared = spec;
-    req->prepared_free = free_spec;
-    return 0;
+    req->prepared = s;
+    req->prepared_free = free_submission;
+    s->many = sweep_is(req->json);
+    r = s->many ? sweep_parse(req->json, &s->sweep, err)
+                : spec_parse(req->json, &s->spec, err);
+    return r < 0 || !dry ? r : reply_dry_run(ctx, ret, s, err);
+}
+
+static void tag(struct reply *ret, const json_t *job)
+{
+    char etag[JOB_ETAG_MAX];
+    job_etag(json_integer_value(json_object_get(job, "edit")), etag);
+    reply_header(ret, "ETag", etag);
 }
 
 static int reply_job(struct ctx *ctx, struct reply *ret, int64_t id,
@@ -40,26 +69,44 @@ static int reply_job(struct ctx *ctx, struct reply *ret, int64_t id,
 {
     json_t *job = NULL;
     int r = job_get(ctx->st, id, true, &job, err);
-    return r < 0 ? r : reply_json(ret, 200, job);
+    if (r < 0)
+        return r;
+    tag(ret, job);
+    return reply_json(ret, 200, job);
+}
+
+static int post_sweep(struct ctx *ctx, struct request *req, struct reply *ret,
+                      const struct sweep *sweep, struct err *err)
+{
+    AUTO_JSON json_t *own = NULL, *items = NULL;
+    bool ended;
+    int64_t id;
+    int r = sweep_submit(ctx->st, sweep, ctx->now_ms, &id, err);
+    if (r >= 0)
+        r = sweep_get(ctx->st, id, &own, &ended, err);
+    if (r >= 0)
+        r = sweep_jobs(ctx->st, id, &items, err);
+    if (r < 0)
+        return r;
+    char at[48];
+    snprintf(at, sizeof(at), "/v1/sweeps/%" PRId64, id);
+    reply_header(ret, "Location", at);
+    return reply_once(ctx, req, ret, 201,
+                      json_pack("{sO sO}", "sweep", own, "items", items), err);
 }
 
 int handle_job_post(struct ctx *ctx, struct request *req, struct reply *ret,
                     struct err *err)
 {
-    const struct spec *spec = req->prepared;
+    const struct submission *s = req->prepared;
     json_t *out = NULL;
-    int64_t dry, id;
-    int r = req_query_int(req, "dry_run", 0, 1, 0, &dry, err);
-    if (r < 0)
-        return r;
-    if (dry) {
-        r = job_dry_run(ctx->st, spec, ctx->now_ms, &out, err);
-        return r < 0 ? r : reply_json(ret, 200, out);
-    }
-    r = handle_once(ctx, req, ret, err);
+    int64_t id;
+    int r = handle_once(ctx, req, ret, err);
     if (r)
         return r;
-    r = job_submit(ctx->st, spec, ctx->now_ms, &id, err);
+    if (s->many)
+        return post_sweep(ctx, req, ret, &s->sweep, err);
+    r = job_submit(ctx->st, &s->spec, ctx->now_ms, &id, err);
     if (r >= 0)
         r = job_get(ctx->st, id, true, &out, err);
     if (r < 0)
@@ -67,6 +114,7 @@ int handle_job_post(struct ctx *ctx, struct request *req, struct reply *ret,
     char at[48];
     snprintf(at, sizeof(at), "/v1/jobs/%" PRId64, id);
     reply_header(ret, "Location", at);
+    tag(ret, out);
     return reply_once(ctx, req, ret, 201, out, err);
 }
 
@@ -82,6 +130,9 @@ static int filter(const struct request *req, struct job_filter *f, char *key,
     f->state = req_query(req, "state");
     f->kind = req_query(req, "kind");
     f->q = req_query(req, "q");
+    r = req_query_int(req, "sweep", 1, INT64_MAX, 0, &f->sweep, err);
+    if (r < 0)
+        return r;
     const char *label = req_query(req, "label");
     bool known = !f->state;
     for (int i = 0; f->state && i < 6; i++)
@@ -307,6 +358,7 @@ int handle_job_get(struct ctx *ctx, struct request *req, struct reply *ret,
         return reply_wait(ret, NOTIFY_JOB, req_deadline(req, ctx, wait));
     if (req_as(req) == AS_TEXT)
         json_object_del(job, "spec"); /* a hundred lines that never change */
+    tag(ret, job);
     return reply_json(ret, 200, json_incref(job));
 }
 
@@ -317,6 +369,9 @@ int handle_job_patch(struct ctx *ctx, struct request *req, struct reply *ret,
     int r = req_id(req, "id", &id, err);
     if (r >= 0)
         r = need_body(req, err);
+    const char *match = req_header(req, "If-Match");
+    if (r >= 0 && match)
+        r = job_if_match(ctx->st, id, match, err);
     if (r >= 0)
         r = job_patch(ctx->st, id, req->json, ctx->now_ms, err);
     return r < 0 ? r : reply_job(ctx, ret, id, err);

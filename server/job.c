@@ -187,56 +187,6 @@ int job_submit(struct store *st, const struct spec *spec, int64_t now_ms,
     return r < 0 ? r : job_add(st, spec, 0, NULL, now_ms, ret_id, err);
 }
 
-/* Names of workers seen within a minute that have a device for it. */
-static int able_workers(struct store *st, const char *device, int64_t now_ms,
-                        json_t **ret, struct err *err)
-{
-    AUTO_JSON json_t *names = json_array();
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_WORKER_RECENT);
-    stmt_int(&q, ":since", now_ms - 60000);
-    int r;
-    while ((r = stmt_row(&q, err)) > 0) {
-        AUTO_JSON json_t *devices = col_json(&q, 1);
-        bool able = !strcmp(device, "auto");
-        size_t i;
-        json_t *d;
-        json_array_foreach(devices, i, d)
-        {
-            const char *kind = json_string_value(json_object_get(d, "kind"));
-            able |= kind && !strcmp(kind, device);
-        }
-        if (able)
-            json_array_append_new(names, json_string(col_text(&q, 0)));
-    }
-    if (r < 0)
-        return r;
-    *ret = json_incref(names);
-    return 0;
-}
-
-int job_dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
-                json_t **ret, struct err *err)
-{
-    int r = job_check(st, spec, err);
-    if (r < 0)
-        return r;
-    AUTO_JSON json_t *data = NULL, *workers = NULL;
-    char digest[DIGEST_HEX];
-    int64_t records = 0;
-    r = dataset_snapshot(st, &spec->data, &data, digest, &records, err);
-    if (r < 0)
-        return r;
-    r = able_workers(st, spec->runtime.device, now_ms, &workers, err);
-    if (r < 0)
-        return r;
-    *ret =
-        json_pack("{sO ss sI sI sI ss sO}", "spec", spec->resolved, "signature",
-                  spec->signature, "parameters", spec_parameters(spec),
-                  "records", records, "steps", spec_steps(spec, records),
-                  "data_digest", digest, "workers", workers);
-    return 0;
-}
-
 /* ---- what people ask for ---- */
 
 static int open_job(struct store *st, int64_t id, struct job *ret,

@@ -49,9 +49,6 @@ int job_check(struct store *st, const struct spec *spec, struct err *err);
 int job_add(struct store *st, const struct spec *spec, int64_t sweep,
             const json_t *values, int64_t now_ms, int64_t *ret_id,
             struct err *err);
-/* What a submission would become: signature, parameters, steps, workers. */
-int job_dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
-                json_t **ret, struct err *err);
 
 /* DESIGN §7's job; `whole` adds the spec. */
 int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
@@ -59,6 +56,7 @@ int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
 struct job_filter {
     const char *state, *kind, *q;
     const char *label, *label_value; /* value NULL: any */
+    int64_t sweep;         /* 0: any and none */
     int64_t before, limit; /* ids below `before`; 0: from the newest */
 };
 int job_list(struct store *st, const struct job_filter *f, json_t **ret,
@@ -68,6 +66,12 @@ int job_list(struct store *st, const struct job_filter *f, json_t **ret,
  * differ from what is there: ERR_CONFLICT with the pointer of the field. */
 int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
               struct err *err);
+/* "e3": a job's ETag is its edit, which a patch raises and progress does not. */
+#define JOB_ETAG_MAX 24
+void job_etag(int64_t edit, char out[JOB_ETAG_MAX]);
+/* 0 when the value of If-Match names it; else ERR_PRECONDITION. */
+int job_if_match(struct store *st, int64_t id, const char *header,
+                 struct err *err);
 /* The job's spec with a cycle's own data and training merged over it; each may
  * be NULL. *ret NULL: nothing is its own. Caller owns *ret. */
 int job_own_spec(const struct job *j, const json_t *data,

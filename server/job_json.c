@@ -2,6 +2,7 @@
  * which joins the job with the cycle that it is at and that cycle's lease. */
 #include <inttypes.h>
 #include <stdint.h>
+#include <string.h>
 #include "schema/json_read.h"
 #include "server/event.h"
 #include "server/job.h"
@@ -28,6 +29,13 @@ enum { /* of JOB_SHOWN */
        L_STAGE,
        L_STARTED,
        C_DONE,
+       J_SWEEP,
+       J_VALUES,
+       J_NOT_BEFORE,
+       J_EDIT,
+       C_PARKED,
+       C_MISSING,
+       L_STALLED,
 };
 
 static json_t *progress(const struct stmt *q)
@@ -75,6 +83,13 @@ static json_t *job_json(const struct stmt *q, bool whole)
     json_object_set_new(j, "priority", json_integer(col_int(q, 7)));
     json_object_set_new(j, "labels", col_json(q, 8));
     json_object_set_new(j, "version", json_integer(col_int(q, 9)));
+    json_object_set_new(j, "edit", json_integer(col_int(q, J_EDIT)));
+    json_object_set_new(j, "not_before_at",
+                        when_json(col_int(q, J_NOT_BEFORE)));
+    if (!col_null(q, J_SWEEP))
+        json_object_set_new(j, "sweep",
+                            json_pack("{sI so}", "id", col_int(q, J_SWEEP),
+                                      "values", col_json(q, J_VALUES)));
     json_object_set_new(j, "created_at", when_json(col_int(q, 10)));
     json_object_set_new(j, "started_at", when_json(col_int(q, 11)));
     json_object_set_new(j, "ended_at", when_json(col_int(q, 12)));
@@ -108,6 +123,14 @@ static json_t *job_json(const struct stmt *q, bool whole)
             json_pack("{sI so}", "skipped", col_int(q, C_SKIPPED), "bad",
                       col_null(q, C_BAD) ? json_array() : col_json(q, C_BAD)));
     }
+    bool parked =
+        !col_null(q, C_PARKED) && !strcmp(col_text(q, C_STATE), "waiting");
+    json_object_set_new(j, "parked",
+                        parked ? json_pack("{sI so}", "missing_bytes",
+                                           col_int(q, C_MISSING), "since_at",
+                                           when_json(col_int(q, C_PARKED)))
+                               : json_null());
+    json_object_set_new(j, "stalled_since", when_json(col_int(q, L_STALLED)));
     json_object_set_new(
         j, "lease",
         col_null(q, L_ID)
@@ -145,7 +168,10 @@ int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
 int job_list(struct store *st, const struct job_filter *f, json_t **ret,
              struct err *err)
 {
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_LIST);
+    CLEANUP(stmt_end)
+    struct stmt q = stmt_use(st, f->sweep ? SQL_JOB_LIST_SWEEP : SQL_JOB_LIST);
+    if (f->sweep)
+        stmt_int(&q, ":sweep", f->sweep);
     stmt_text(&q, ":state", f->state);
     stmt_text(&q, ":kind", f->kind);
     stmt_text(&q, ":q", f->q);

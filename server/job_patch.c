@@ -3,6 +3,7 @@
  * The patch (RFC 7396) is merged over the spec as it is now, and the whole is
  * read as a submission is: so the same words refuse the same mistakes. Then
  * what may not differ is compared. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include "schema/json_read.h"
@@ -73,26 +74,61 @@ int job_own_spec(const struct job *j, const json_t *data,
     return 0;
 }
 
-static int refuse_fixed(const struct job *j, const struct spec *new,
+/* What is null counts as left out, here as everywhere. */
+static bool same(const json_t *a, const json_t *b)
+{
+    bool no_a = !a || json_is_null(a), no_b = !b || json_is_null(b);
+    return no_a || no_b ? no_a && no_b : json_equal((json_t *)a, (json_t *)b);
+}
+
+static int refuse_fixed(const json_t *old, const struct spec *new,
                         struct err *err)
 {
-    static const char *const fixed[] = {"name",  "kind",   "cycles",
-                                        "after", "limits", NULL};
+    static const char *const fixed[] = {
+        "name", "kind", "cycles", "after", "not_before", "limits", NULL};
     char at[192];
-    if (spec_semantics_diff(j->spec, new->resolved, at, sizeof(at)))
+    if (spec_semantics_diff(old, new->resolved, at, sizeof(at)))
         return err_at(err, ERR_CONFLICT, at,
                       "%s is part of what is trained and cannot change once "
                       "the job is submitted; submit a new job",
                       at);
     for (int i = 0; fixed[i]; i++) {
-        if (json_equal(json_object_get(j->spec, fixed[i]),
-                       json_object_get(new->resolved, fixed[i])))
+        if (same(json_object_get(old, fixed[i]),
+                 json_object_get(new->resolved, fixed[i])))
             continue;
         snprintf(at, sizeof(at), "/%s", fixed[i]);
         return err_at(err, ERR_CONFLICT, at,
                       "only runtime, priority and labels of a job may change, "
                       "not %s",
                       fixed[i]);
+    }
+    return 0;
+}
+
+/* Nobody trains a completed job any more: of its policy only what says which
+ * checkpoints stay still means something. (A failed one can be retried, and
+ * perhaps only under another policy.) */
+static int refuse_completed(const struct job *j, const json_t *was,
+                            const json_t *runtime, struct err *err)
+{
+    static const char *const open[] = {"keep", "keep_best", NULL};
+    if (strcmp(j->state, "completed"))
+        return 0;
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)runtime, key, v)
+    {
+        bool may = false;
+        for (int i = 0; open[i]; i++)
+            may |= !strcmp(key, open[i]);
+        if (may || same(json_object_get(was, key), v))
+            continue;
+        char at[JSON_POINTER_MAX];
+        json_pointer(at, "/runtime", key);
+        return err_at(err, ERR_CONFLICT, at,
+                      "job %" PRId64 " is completed: of its runtime policy "
+                      "only keep and keep_best may still change",
+                      j->id);
     }
     return 0;
 }
@@ -109,16 +145,16 @@ static int has_state(struct store *st, int64_t job, struct err *err)
 }
 
 static int refuse_inexact(struct store *st, const struct job *j,
-                          const json_t *runtime, struct err *err)
+                          const json_t *was, const json_t *runtime,
+                          struct err *err)
 {
     const char *exact = json_string_value(json_object_get(runtime, "exact"));
-    const char *before =
-        json_string_value(json_object_get(j->runtime, "exact"));
+    const char *before = json_string_value(json_object_get(was, "exact"));
     if ((!exact || strcmp(exact, "require")) &&
         (!before || strcmp(before, "require")))
         return 0;
     for (int i = 0; exact_keys[i]; i++) {
-        if (json_equal(json_object_get(j->runtime, exact_keys[i]),
+        if (json_equal(json_object_get(was, exact_keys[i]),
                        json_object_get(runtime, exact_keys[i])))
             continue;
         int r = has_state(st, j->id, err);
@@ -134,6 +170,39 @@ static int refuse_inexact(struct store *st, const struct job *j,
     return 0;
 }
 
+/* ---- If-Match ---- */
+
+int job_if_match(struct store *st, int64_t id, const char *header,
+                 struct err *err)
+{
+    CLEANUP(job_release) struct job j = {0};
+    int r = job_load_part(st, id, 0, &j, err);
+    if (r < 0)
+        return r;
+    char own[JOB_ETAG_MAX];
+    job_etag(j.edit, own);
+    /* entity tags, commas between; a weak one never matches */
+    for (const char *p = header; *p;) {
+        p += strspn(p, " \t,");
+        size_t n = strcspn(p, " \t,");
+        if ((n == 1 && *p == '*') || (n == strlen(own) && !strncmp(p, own, n)))
+            return 0;
+        p += n;
+    }
+    return err_set(err, ERR_PRECONDITION,
+                   "job %" PRId64
+                   " has changed since: its ETag is %s now. Read "
+                   "it again",
+                   id, own);
+}
+
+void job_etag(int64_t edit, char out[JOB_ETAG_MAX])
+{
+    snprintf(out, JOB_ETAG_MAX, "\"e%" PRId64 "\"", edit);
+}
+
+/* ---- patch ---- */
+
 int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
               struct err *err)
 {
@@ -143,17 +212,24 @@ int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
     int r = job_load(st, id, &j, err);
     if (r < 0)
         return r;
-    CLEANUP(spec_release) struct spec new = {0};
-    r = patched_spec(&j, patch, &new, err);
-    if (r < 0)
-        return r;
-    r = refuse_fixed(&j, &new, err);
+    /* as it is with the defaults of today: a field that a later version
+     * brought is no change of it */
+    CLEANUP(spec_release) struct spec old = {0}, new = {0};
+    AUTO_JSON json_t *none = json_object();
+    r = patched_spec(&j, none, &old, err);
+    if (r >= 0)
+        r = patched_spec(&j, patch, &new, err);
+    if (r >= 0)
+        r = refuse_fixed(old.resolved, &new, err);
     if (r < 0)
         return r;
     const json_t *runtime = json_object_get(new.resolved, "runtime");
-    bool new_runtime = !json_equal(runtime, j.runtime);
+    const json_t *was = json_object_get(old.resolved, "runtime");
+    bool new_runtime = !json_equal((json_t *)runtime, (json_t *)was);
     if (new_runtime) {
-        r = refuse_inexact(st, &j, runtime, err);
+        r = refuse_completed(&j, was, runtime, err);
+        if (r >= 0)
+            r = refuse_inexact(st, &j, was, runtime, err);
         if (r < 0)
             return r;
     }

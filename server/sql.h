@@ -23,6 +23,7 @@ SQL(EVENT_ADD, "INSERT INTO events(job_id, cycle, lease_id, step, at_ms, kind,"
 SQL(EVENT_LIST, "SELECT id, at_ms, kind, cause, actor, cycle, lease_id, step"
                 " FROM events WHERE job_id = :job AND id > :after"
                 " ORDER BY id LIMIT :limit")
+SQL(EVENT_ANY, "SELECT id FROM events")
 SQL(LOG_ADD, "INSERT INTO logs(job_id, lease_id, at_ms, level, text)"
              " SELECT :job, :lease, :at, :level, :text WHERE NOT EXISTS"
              " (SELECT 1 FROM logs WHERE lease_id = :lease AND at_ms = :at"
@@ -67,18 +68,26 @@ SQL(SHARD_DELETE, "DELETE FROM shards WHERE dataset_id = :dataset"
 SQL(DOOMED_ADD, "INSERT OR IGNORE INTO doomed_files(path) VALUES (:path)")
 SQL(DOOMED_DROP, "DELETE FROM doomed_files WHERE path = :path")
 SQL(DOOMED_LIST, "SELECT path FROM doomed_files")
+SQL(DOOMED_FIND, "SELECT 1 FROM doomed_files WHERE path = :path")
 
 /* ---- cycle ---- */
 #ifndef CYCLE_COLUMNS
 #define CYCLE_COLUMNS                                                          \
     "SELECT id, job_id, number, state, token, step_base, initial_id, records," \
     " epochs, steps, step, saved_step, best_step, failures, lost, no_progress," \
-    " not_before_ms, checkpoint_id, signature, data_digest, model_sha256"      \
-    " FROM cycles "
+    " not_before_ms, checkpoint_id, signature, data_digest, model_sha256,"     \
+    " parked_ms FROM cycles "
 #define CYCLE_SHOWN                                                            \
     "SELECT id, number, state, phase, reason, step, steps, data_digest,"       \
     " signature, model_sha256, records, epochs, checkpoint_id, failures, lost," \
     " no_progress, created_ms, started_ms, ended_ms FROM cycles "
+#endif
+/* why it waits, and when it could be claimed but fits nobody that as well */
+#ifndef CYCLE_SAYS
+#define CYCLE_SAYS                                                             \
+    "CASE WHEN c.since_ms IS NULL OR coalesce(u.why, '') = '' THEN c.reason"   \
+    " WHEN c.reason LIKE '%waits for a worker' THEN c.reason || u.why"         \
+    " ELSE c.reason || '; waits for a worker' || u.why END"
 #endif
 SQL(CYCLE_LOAD, CYCLE_COLUMNS "WHERE id = :id")
 SQL(CYCLE_OPEN, CYCLE_COLUMNS "WHERE job_id = :job AND ended_ms IS NULL"
@@ -120,11 +129,13 @@ SQL(CYCLE_DONE, "UPDATE cycles SET state = 'done', reason = NULL,"
                 " step = :step, steps = :step, records_per_s = NULL,"
                 " ended_ms = :now WHERE id = :id")
 SQL(CYCLE_END, "UPDATE cycles SET state = :state, reason = :reason,"
+               " since_ms = NULL,"
                " starts_ms = NULL, records_per_s = NULL, ended_ms = :now"
                " WHERE id = :id")
 SQL(SNAPSHOT_ADD, "INSERT INTO snapshots(cycle_id, data)"
                   " VALUES (:cycle, :data)")
-SQL(CYCLE_WHY, "SELECT reason FROM cycles WHERE id = :id")
+SQL(CYCLE_WHY, "SELECT " CYCLE_SAYS " FROM cycles c"
+               " LEFT JOIN unfit u ON u.need = c.need WHERE c.id = :id")
 SQL(CYCLE_NEXT, "SELECT 1 + coalesce(max(number), 0) FROM cycles"
                 " WHERE job_id = :job")
 SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
@@ -144,7 +155,8 @@ SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
     " c.records, c.epochs, c.records_per_s, c.state, c.failures, c.lost,"      \
     " c.no_progress, c.skipped, c.bad, l.id, l.worker, l.stage, l.started_ms," \
     " (SELECT count(*) FROM cycles d WHERE d.job_id = j.id"                    \
-    "  AND d.state = 'done')"                                                  \
+    "  AND d.state = 'done'), j.sweep_id, j.sweep_values, j.not_before_ms,"    \
+    " j.edit, c.parked_ms, c.parked_missing, iif(l.stalled IS NULL, NULL, l.moved_ms)"        \
     " FROM jobs j LEFT JOIN cycles c ON c.job_id = j.id AND c.number ="        \
     "  coalesce((SELECT min(number) FROM cycles o WHERE o.job_id = j.id"       \
     "            AND o.ended_ms IS NULL),"                                     \
@@ -155,13 +167,21 @@ SQL(JOB_LOAD, "SELECT id, version, cycles, runtime_version, priority, threads,"
               " pause, complete, cancel, state, dataset, spec, runtime, labels,"
               " not_before_ms, edit FROM jobs WHERE id = :id")
 SQL(JOB_GET, JOB_SHOWN "WHERE j.id = :id")
-SQL(JOB_LIST, JOB_SHOWN
-    "WHERE j.id < :before AND (:state IS NULL OR j.state = :state)"
-    " AND (:kind IS NULL OR j.kind = :kind)"
-    " AND (:q IS NULL OR instr(lower(j.name), lower(:q)))"
-    " AND (:label IS NULL OR EXISTS (SELECT 1 FROM json_each(j.labels) e"
-    "   WHERE e.key = :label AND (:value IS NULL OR e.value = :value)))"
-    " ORDER BY j.id DESC LIMIT :limit")
+/* which jobs first, from an index that has what is filtered by: of those that
+ * are not on the page, the specs are not read */
+#ifndef JOB_PAGE
+#define JOB_PAGE(from)                                                         \
+    "WHERE j.id IN (SELECT f.id FROM jobs f " from " AND f.id < :before"       \
+    " AND (:state IS NULL OR f.state = :state)"                                \
+    " AND (:kind IS NULL OR f.kind = :kind)"                                   \
+    " AND (:q IS NULL OR instr(lower(f.name), lower(:q)))"                     \
+    " AND (:label IS NULL OR EXISTS (SELECT 1 FROM job_labels e"               \
+    "   WHERE e.key = :label AND e.job_id = f.id"                              \
+    "   AND (:value IS NULL OR e.value = :value)))"                            \
+    " ORDER BY f.id DESC LIMIT :limit) ORDER BY j.id DESC"
+#endif
+SQL(JOB_LIST, JOB_SHOWN JOB_PAGE("INDEXED BY jobs_list WHERE 1"))
+SQL(JOB_LIST_SWEEP, JOB_SHOWN JOB_PAGE("WHERE f.sweep_id = :sweep"))
 SQL(JOB_ADD, "INSERT INTO jobs(name, kind, state, spec, signature, dataset,"
              " cycles, parameters, priority, labels, runtime, not_before_ms,"
              " sweep_id, sweep_values, created_ms)"
@@ -249,19 +269,31 @@ SQL(WORKER_RECENT, "SELECT name, devices FROM workers WHERE gone_ms IS NULL"
 #define WORKER_SHOWN                                                           \
     "SELECT w.id, w.name, w.host, w.pid, w.local, w.version, w.cpus,"          \
     " w.devices, w.library, w.seen_ms, w.gone_ms, w.drain, l.id, l.job_id,"    \
-    " w.created_ms FROM workers w"                                             \
+    " w.created_ms, w.labels, w.memory_bytes FROM workers w"                   \
     " LEFT JOIN leases l ON l.worker_id = w.id AND l.outcome IS NULL "
 #endif
 SQL(WORKER_BY_CLAIM, "SELECT id, seen_ms, drain FROM workers"
                      " WHERE claim = :claim")
 SQL(WORKER_ADD, "INSERT INTO workers(claim, name, host, pid, started, boot,"
-                " local, version, cpus, devices, library, seen_ms, created_ms)"
-                " VALUES (:claim, :name, :host, :pid, :started, :boot, :local,"
-                " :version, :cpus, :devices, :library, :now, :now)")
+                " local, version, cpus, devices, library, labels, memory_bytes,"
+                " seen_ms, created_ms) VALUES (:claim, :name, :host, :pid,"
+                " :started, :boot, :local, :version, :cpus, :devices, :library,"
+                " :labels, :memory, :now, :now)")
 SQL(WORKER_SEEN, "UPDATE workers SET seen_ms = :now, gone_ms = NULL"
                  " WHERE id = :id")
-SQL(WORKER_GONE, "UPDATE workers SET gone_ms = :now WHERE id = :id"
-                 " AND gone_ms IS NULL")
+/* the last that was heard of one with a lease was its last heartbeat */
+SQL(WORKER_GONE, "UPDATE workers SET gone_ms = :now, seen_ms = :now"
+                 " WHERE id = :id AND gone_ms IS NULL")
+SQL(WORKER_LET_GO, "UPDATE workers SET seen_ms = :now WHERE id ="
+                   " (SELECT worker_id FROM leases WHERE id = :lease)")
+SQL(WORKER_KNOWN, "SELECT w.name, w.host, w.devices, w.labels, w.library,"
+                  " w.memory_bytes, w.cpus, w.local FROM workers w"
+                  " WHERE w.drain = 0 AND w.id IN (SELECT worker_id FROM leases"
+                  "  WHERE outcome IS NULL UNION SELECT id FROM workers"
+                  "  WHERE seen_ms >= :since AND (seen_ms >= :ended OR"
+                  "  (gone_ms IS NULL AND NOT EXISTS (SELECT 1 FROM leases o"
+                  "   WHERE o.claim = workers.claim)))"
+                  "  ) ORDER BY w.id DESC LIMIT 256")
 SQL(WORKER_FIND, "SELECT id FROM workers WHERE pid = :pid"
                  " AND started = :started AND (:boot IS NULL OR boot = :boot)"
                  " ORDER BY id DESC LIMIT 1")
@@ -276,6 +308,89 @@ SQL(WORKER_LIST, WORKER_SHOWN "WHERE w.id > :after ORDER BY w.id LIMIT :limit")
 SQL(WORKER_PRUNE, "DELETE FROM workers WHERE coalesce(gone_ms, seen_ms) <"
                   " :before AND NOT EXISTS (SELECT 1 FROM leases l WHERE"
                   " l.worker_id = workers.id AND l.outcome IS NULL)")
+
+/* ---- owner: the queue ---- */
+/* What the job asks for now, once for all that ask for the same. Where the
+ * fingerprint of its state is required that belongs to it. */
+#ifndef CYCLE_NEED
+#define CYCLE_NEED                                                             \
+    "CASE WHEN json_extract(j.runtime, '$.exact') = 'require' AND"             \
+    " coalesce((SELECT 1 FROM checkpoints k WHERE k.cycle_id = c.id"           \
+    "  AND k.state = 'good' LIMIT 1), c.initial_id) IS NOT NULL THEN"          \
+    " json_object('device', json_extract(j.runtime, '$.device'), 'resources'," \
+    "  json_extract(j.runtime, '$.resources'), 'threads',"                     \
+    "  coalesce(nullif(json_extract(j.runtime, '$.threads'), 0), j.threads,"   \
+    "   0), 'micro_batch', json_extract(j.runtime, '$.micro_batch'),"          \
+    "  'padding', json_extract(j.runtime, '$.padding'), 'fingerprint',"        \
+    "  json(coalesce((SELECT k.fingerprint FROM checkpoints k"                 \
+    "   WHERE k.cycle_id = c.id AND k.state = 'good' ORDER BY k.id DESC"       \
+    "   LIMIT 1), (SELECT k.fingerprint FROM checkpoints k"                    \
+    "   WHERE k.id = c.initial_id), 'null')))"                                 \
+    " ELSE json_object('device', json_extract(j.runtime, '$.device'),"         \
+    "  'resources', json_extract(j.runtime, '$.resources')) END"
+#endif
+SQL(CYCLE_PLACE,
+    "UPDATE cycles SET owner = n.owner, priority = n.priority, need = n.need,"
+    " since_ms = n.since FROM (SELECT c.id AS cycle,"
+    "  coalesce(json_extract(j.labels, '$.owner'), '') AS owner,"
+    "  j.priority AS priority, " CYCLE_NEED " AS need,"
+    "  CASE WHEN c.state = 'ready' AND j.pause = 0 AND j.cancel = 0"
+    "   THEN coalesce(c.since_ms, :now) END AS since"
+    "  FROM cycles c JOIN jobs j ON j.id = c.job_id WHERE c.id = :id) n"
+    " WHERE id = :id AND (cycles.owner <> n.owner OR cycles.need <> n.need"
+    " OR cycles.priority <> n.priority OR cycles.since_ms IS NOT n.since)")
+SQL(CYCLE_OWNER_MOVES,
+    "SELECT 1 FROM cycles c JOIN jobs j ON j.id = c.job_id WHERE c.id = :id"
+    " AND c.state = 'leased'"
+    " AND c.owner <> coalesce(json_extract(j.labels, '$.owner'), '')")
+/* The first of the next group and need. SQLite seeks to the bound itself and
+ * would then walk over all rows that equal it, so the bound is behind them: no
+ * need, being JSON, begins with another one. */
+SQL(TURN_NEXT,
+    "SELECT c.id, c.owner, c.priority, c.need, c.front, c.since_ms, s.at_ms,"
+    " o.use_ms, o.running, o.at_ms FROM cycles c"
+    " LEFT JOIN served s ON s.owner = c.owner AND s.priority = c.priority"
+    " LEFT JOIN owners o ON o.owner = c.owner WHERE c.since_ms IS NOT NULL"
+    " AND (c.owner, c.priority, c.need) > (:owner, :priority, :need || '~')"
+    " ORDER BY c.owner, c.priority, c.need, c.front DESC, c.id LIMIT 1")
+SQL(TURN_BEHIND,
+    "SELECT id, front FROM cycles WHERE since_ms IS NOT NULL"
+    " AND owner = :owner AND priority = :priority AND need = :need"
+    " AND (front < :front OR (front = :front AND id > :id))"
+    " ORDER BY front DESC, id LIMIT 1")
+SQL(CYCLE_SINCE_MEND, "UPDATE cycles SET since_ms = :now"
+                      " WHERE since_ms IS NOT NULL AND since_ms > :now")
+SQL(SERVED_MEND, "UPDATE served SET at_ms = :now WHERE at_ms > :now")
+SQL(SERVED_SET, "INSERT INTO served(owner, priority, at_ms)"
+                " SELECT owner, priority, :now FROM cycles WHERE id = :cycle"
+                " ON CONFLICT DO UPDATE SET at_ms = :now")
+SQL(OWNER_OF, "SELECT use_ms, running, at_ms FROM owners WHERE owner ="
+              " (SELECT owner FROM cycles WHERE id = :cycle)")
+SQL(OWNER_SET, "INSERT INTO owners(owner, use_ms, running, at_ms)"
+               " SELECT owner, :use, :running, :now FROM cycles"
+               " WHERE id = :cycle ON CONFLICT DO UPDATE SET use_ms = :use,"
+               " running = :running, at_ms = :now")
+SQL(OWNER_ADD_RUNNING, "INSERT OR IGNORE INTO owners(owner, use_ms, running,"
+                       " at_ms) SELECT c.owner, 0, 0, max(l.started_ms)"
+                       " FROM leases l JOIN cycles c ON c.id = l.cycle_id"
+                       " WHERE l.outcome IS NULL GROUP BY c.owner")
+SQL(OWNER_RECOUNT, "UPDATE owners SET running = (SELECT count(*) FROM leases l"
+                   " CROSS JOIN cycles c ON c.id = l.cycle_id"
+                   " WHERE l.outcome IS NULL AND c.owner = owners.owner)")
+SQL(UNFIT_GET, "SELECT why FROM unfit WHERE need = :need")
+SQL(UNFIT_SET, "INSERT INTO unfit(need, why, told) VALUES (:need, :why, :told)"
+               " ON CONFLICT DO UPDATE SET why = :why, told = :told")
+SQL(UNFIT_DROP, "DELETE FROM unfit WHERE need = :need")
+SQL(UNFIT_UNTOLD, "SELECT need, why FROM unfit WHERE told = 0 LIMIT 1")
+SQL(UNFIT_TOLD, "UPDATE unfit SET told = 1 WHERE need = :need")
+/* when the sentence of a need changed: its jobs get it */
+SQL(UNFIT_JOBS,
+    "UPDATE jobs SET reason = n.says, version = version + 1 FROM"
+    " (SELECT c.job_id AS job, " CYCLE_SAYS " AS says FROM cycles c"
+    "  JOIN unfit u ON u.need = c.need JOIN jobs j ON j.id = c.job_id"
+    "  WHERE c.since_ms IS NOT NULL AND c.need = :need AND j.state = 'queued'"
+    "  AND j.reason IS NOT " CYCLE_SAYS " LIMIT :limit) n"
+    " WHERE id = n.job")
 
 /* ---- metric ---- */
 SQL(SERIES_FIND, "SELECT id FROM series WHERE name = :name")
@@ -293,20 +408,24 @@ SQL(METRIC_BEFORE, "SELECT a.value, a.lease_id FROM metrics_archive a"
                    " ORDER BY a.lease_id DESC LIMIT 1")
 SQL(METRIC_ARCHIVED, "SELECT 1 FROM metrics_archive WHERE cycle_id = :cycle"
                      " LIMIT 1")
+/* of one series: the key leads to what is past a step, and to nothing else */
 SQL(METRIC_ARCHIVE, "INSERT OR REPLACE INTO metrics_archive(cycle_id,"
                     " series_id, step, lease_id, value) SELECT cycle_id,"
                     " series_id, step, lease_id, value FROM metrics"
-                    " WHERE cycle_id = :cycle AND step > :step")
+                    " WHERE cycle_id = :cycle AND series_id = :series"
+                    " AND step > :step")
 SQL(METRIC_DROP, "DELETE FROM metrics WHERE cycle_id = :cycle"
-                 " AND step > :step")
+                 " AND series_id = :series AND step > :step")
+/* those that have a value past a step */
+SQL(METRIC_PAST, "SELECT s.id FROM series s WHERE EXISTS (SELECT 1"
+                 " FROM metrics m WHERE m.cycle_id = :cycle"
+                 " AND m.series_id = s.id AND m.step > :step)")
 SQL(METRIC_SERIES, "SELECT c.id, c.number, s.id, s.name FROM cycles c"
                    " JOIN series s WHERE c.job_id = :job"
                    " AND (:cycle = 0 OR c.number = :cycle)"
                    " AND EXISTS (SELECT 1 FROM metrics m WHERE"
                    "  m.cycle_id = c.id AND m.series_id = s.id)"
                    " ORDER BY c.number, s.name")
-SQL(METRIC_POINTS, "SELECT step, value FROM metrics WHERE cycle_id = :cycle"
-                   " AND series_id = :series ORDER BY step")
 /* the first step past :after at which a cycle has a value: a seek a series */
 SQL(METRIC_NEXT, "SELECT min((SELECT m.step FROM metrics m"
                  " WHERE m.cycle_id = c.id AND m.series_id = s.id"
@@ -325,11 +444,56 @@ SQL(MEMORY_ADD, "INSERT OR IGNORE INTO memory(job_id, lease_id, at_ms, step,"
                 " allocated, device, rss, available, swap, shapes) VALUES"
                 " (:job, :lease, :at, :step, :allocated, :device, :rss,"
                 " :available, :swap, :shapes)")
-SQL(MEMORY_COUNT, "SELECT count(*) FROM memory WHERE job_id = :job")
-SQL(MEMORY_ALL, "SELECT lease_id, at_ms, step, allocated, device, rss,"
-                " available, swap, shapes FROM memory WHERE job_id = :job"
-                " AND (lease_id, at_ms, step) > (:lease, :at, :step)"
-                " ORDER BY lease_id, at_ms, step LIMIT :limit")
+SQL(MEMORY_ADDED, "UPDATE leases SET samples = samples + :n WHERE id = :lease")
+SQL(MEMORY_LEASES, "SELECT id, samples FROM leases WHERE job_id = :job"
+                   " AND samples > 0 ORDER BY id")
+#ifndef MEMORY_COLUMNS
+#define MEMORY_COLUMNS                                                         \
+    "SELECT lease_id, at_ms, step, allocated, device, rss, available, swap,"   \
+    " shapes FROM memory WHERE job_id = :job "
+#endif
+SQL(MEMORY_ALL, MEMORY_COLUMNS
+    "AND (lease_id, at_ms, step) > (:lease, :at, :step)"
+    " ORDER BY lease_id, at_ms, step LIMIT :limit")
+SQL(MEMORY_FROM, MEMORY_COLUMNS "AND lease_id = :lease AND at_ms >= :at"
+                                " AND (at_ms, step) > (:after_at, :after_step)"
+                                " ORDER BY at_ms, step LIMIT 1")
+SQL(MEMORY_LAST, MEMORY_COLUMNS "AND lease_id = :lease"
+                                " ORDER BY at_ms DESC, step DESC LIMIT 1")
+
+/* ---- band ---- */
+#ifndef BAND_COLUMNS
+#define BAND_COLUMNS                                                           \
+    "points, unfinite, unfinite_step, low, low_step, high, high_step"
+/* a row, seen as a band of its own */
+#define ROW_AS_BAND                                                            \
+    "step, 1, value IS NULL, iif(value IS NULL, step, NULL), value,"           \
+    " iif(value IS NULL, NULL, step), value, iif(value IS NULL, NULL, step)"
+#endif
+SQL(BAND_ROWS, "SELECT " ROW_AS_BAND " FROM metrics WHERE cycle_id = :cycle"
+               " AND series_id = :series AND step BETWEEN :from AND :to"
+               " ORDER BY step")
+SQL(BAND_BELOW, "SELECT stretch, " BAND_COLUMNS " FROM bands"
+                " WHERE cycle_id = :cycle AND series_id = :series"
+                " AND level = :level AND stretch BETWEEN :from AND :to"
+                " ORDER BY stretch")
+SQL(BAND_FIRST, "SELECT " ROW_AS_BAND " FROM metrics WHERE cycle_id = :cycle"
+                " AND series_id = :series ORDER BY step LIMIT 1")
+SQL(BAND_LAST, "SELECT " ROW_AS_BAND " FROM metrics WHERE cycle_id = :cycle"
+               " AND series_id = :series ORDER BY step DESC LIMIT 1")
+SQL(BAND_COUNT, "SELECT coalesce(sum(points), 0), coalesce(sum(unfinite), 0)"
+                " FROM bands WHERE cycle_id = :cycle AND series_id = :series"
+                " AND level = :level")
+SQL(BAND_PUT, "INSERT OR REPLACE INTO bands(cycle_id, series_id, level,"
+              " stretch, " BAND_COLUMNS ") VALUES (:cycle, :series, :level,"
+              " :stretch, :points, :unfinite, :unfinite_step, :low, :low_step,"
+              " :high, :high_step)")
+SQL(BAND_DROP, "DELETE FROM bands WHERE cycle_id = :cycle"
+               " AND series_id = :series AND level = :level"
+               " AND stretch = :stretch")
+SQL(BAND_CUT, "DELETE FROM bands WHERE cycle_id = :cycle"
+              " AND series_id = :series AND level = :level"
+              " AND stretch > :stretch")
 
 /* ---- checkpoint ---- */
 #ifndef CHECKPOINT_COLUMNS
@@ -348,10 +512,11 @@ SQL(CHECKPOINT_SAVED, CHECKPOINT_COLUMNS
     "WHERE id = (SELECT coalesce(saved_id, checkpoint_id) FROM leases"
     " WHERE id = :lease"
     " AND outcome IS NULL)")
+/* newest first: the reader stops at one whose manifest is whole */
 SQL(CHECKPOINT_NEWEST, CHECKPOINT_COLUMNS
-    "WHERE cycle_id = :cycle AND state = 'good' ORDER BY id DESC LIMIT 1")
-SQL(CHECKPOINT_NEWEST_JOB, CHECKPOINT_COLUMNS
-    "WHERE job_id = :job AND state = 'good' ORDER BY id DESC LIMIT 1")
+    "WHERE cycle_id = :cycle AND state = 'good' ORDER BY id DESC")
+SQL(CHECKPOINT_NEWER, "SELECT id FROM checkpoints WHERE cycle_id = :cycle"
+                      " AND state = 'good' AND id > :than ORDER BY id LIMIT 1")
 SQL(CHECKPOINT_FIND, "SELECT id FROM checkpoints WHERE cycle_id ="
                      " (SELECT cycle_id FROM leases WHERE id = :lease)"
                      " AND lease_id = :lease AND digest = :digest")
@@ -376,19 +541,34 @@ SQL(CHECKPOINT_LOADED, "UPDATE checkpoints SET load_deaths = 0"
 SQL(CHECKPOINT_LIST, CHECKPOINT_SHOWN "WHERE k.job_id = :job AND k.id > :after"
                                       " ORDER BY k.id LIMIT :limit")
 SQL(CHECKPOINT_GET, CHECKPOINT_SHOWN "WHERE k.id = :id")
-SQL(CHECKPOINT_PRUNE,
-    "DELETE FROM checkpoints WHERE id IN (SELECT k.id FROM ("
-    "  SELECT id, job_id, cycle_id, pinned,"
-    "   row_number() OVER (PARTITION BY cycle_id ORDER BY id DESC) AS nth,"
-    "   row_number() OVER (PARTITION BY job_id ORDER BY id DESC) AS of_job"
-    "  FROM checkpoints WHERE state = 'good') k"
-    " JOIN cycles c ON c.id = k.cycle_id JOIN jobs j ON j.id = k.job_id"
-    " WHERE k.pinned = 0 AND k.of_job > 2"
-    " AND CASE WHEN c.state = 'done' THEN k.id IS NOT c.checkpoint_id"
-    "  ELSE k.nth > max(2, coalesce(json_extract(j.runtime, '$.keep'), 2)) END"
-    " AND NOT EXISTS (SELECT 1 FROM leases l WHERE l.outcome IS NULL"
-    "  AND l.job_id = k.job_id AND (l.checkpoint_id = k.id"
-    "  OR l.initial_id = k.id)) LIMIT 64)")
+SQL(CHECKPOINT_DROP, "DELETE FROM checkpoints WHERE id = :id")
+SQL(CHECKPOINT_PIN, "UPDATE checkpoints SET pinned = :pinned WHERE id = :id"
+                    " AND pinned <> :pinned")
+
+/* ---- retention ---- */
+SQL(PRUNABLE_LIST, "SELECT job_id FROM prunable WHERE job_id > :after"
+                   " ORDER BY job_id LIMIT :limit")
+SQL(PRUNABLE_DROP, "DELETE FROM prunable WHERE job_id = :job")
+SQL(RETENTION_JOB, "SELECT runtime, state FROM jobs WHERE id = :job")
+/* newest first. The value of the series is the last one up to the step; what a
+ * live lease has saved and not reported on has none yet. */
+SQL(RETENTION_LIST,
+    "SELECT k.id, k.step, c.number, k.state = 'good', k.pinned,"
+    " c.state = 'done', c.state = 'done' AND c.checkpoint_id IS k.id,"
+    " (SELECT l.id FROM leases l WHERE l.cycle_id = c.id"
+    "  AND l.outcome IS NULL AND (l.checkpoint_id = k.id"
+    "   OR l.initial_id = k.id)),"
+    " EXISTS (SELECT 1 FROM leases l WHERE l.id = k.lease_id"
+    "  AND l.outcome IS NULL AND l.step < k.step),"
+    " (SELECT m.value FROM metrics m WHERE m.cycle_id = k.cycle_id"
+    "  AND m.series_id = (SELECT id FROM series WHERE name = :series)"
+    "  AND m.step <= k.step ORDER BY m.step DESC LIMIT 1)"
+    " FROM checkpoints k JOIN cycles c ON c.id = k.cycle_id"
+    " WHERE k.job_id = :job ORDER BY k.id DESC")
+/* the lease that still reads it */
+SQL(RETENTION_LOADING, "SELECT id, worker FROM leases WHERE job_id = :job"
+                       " AND outcome IS NULL AND stage = 'load'"
+                       " AND (checkpoint_id = :id OR initial_id = :id) LIMIT 1")
 
 /* ---- chunks: checkpoints.db ---- */
 SQL(CHUNK_ANY, "SELECT 1 FROM chunks LIMIT 1")
@@ -402,6 +582,7 @@ SQL(CHUNK_SCAN, "SELECT id, sha256 FROM chunks WHERE id > :after"
                 " ORDER BY id LIMIT :limit")
 SQL(CHUNK_DROP, "DELETE FROM chunks WHERE sha256 = :sha AND NOT EXISTS"
                 " (SELECT 1 FROM holds h WHERE h.sha256 = :sha)")
+SQL(CHUNK_PAGES_FREE, "PRAGMA freelist_count")
 SQL(CHUNK_VACUUM, "PRAGMA incremental_vacuum(512)")
 SQL(HOLD_ADD, "INSERT INTO holds(lease_id, sha256) VALUES (:lease, :sha)")
 SQL(HOLD_NEWEST, "SELECT coalesce(max(seq), 0) FROM holds"
@@ -411,6 +592,24 @@ SQL(HOLD_DROP, "DELETE FROM holds WHERE lease_id <= :newest AND NOT EXISTS"
                " (SELECT 1 FROM json_each(:live) e"
                "  WHERE json_extract(e.value, '$[0]') = holds.lease_id"
                "  AND holds.seq > json_extract(e.value, '$[1]'))")
+
+/* ---- backup: on the copy of pawl.db ---- */
+SQL(BACKUP_SESSIONS, "DELETE FROM sessions")
+/* they are the other server's */
+SQL(BACKUP_WORKERS, "UPDATE workers SET gone_ms = :now WHERE gone_ms IS NULL")
+/* the other server goes on and hands out ids that this one must not */
+SQL(BACKUP_IDS, "UPDATE sqlite_sequence SET seq = seq + 1000000"
+                " WHERE name IN ('leases', 'workers')")
+SQL(BACKUP_CHUNKS, "SELECT DISTINCT sha256 FROM checkpoint_chunks"
+                   " ORDER BY sha256")
+SQL(BACKUP_SHARDS, "SELECT d.name, s.name, s.sha256 FROM shards s"
+                   " JOIN datasets d ON d.id = s.dataset_id"
+                   " ORDER BY d.name, s.name")
+
+/* of the file of pawl.db itself, after the copy was made */
+SQL(BACKUP_SHARD_NOW, "SELECT s.sha256 FROM shards s"
+                      " JOIN datasets d ON d.id = s.dataset_id"
+                      " WHERE d.name = :dataset AND s.name = :shard")
 
 /* ---- lease ---- */
 SQL(LEASE_CYCLE, "SELECT cycle_id FROM leases WHERE id = :id")
@@ -428,8 +627,8 @@ SQL(LEASE_HOLDERS, "SELECT id, holds_prev FROM leases WHERE outcome IS NULL"
     " l.epoch, l.records, l.micro_batches, l.seq, l.saved_id,"                 \
     " l.runtime_version, l.threads, l.counted, l.exact_since, l.exact_cycle,"  \
     " l.exact_why, l.expired, l.outcome, l.stage, l.worker, l.device,"         \
-    " l.fingerprint, l.answer, l.reason, w.drain, w.local"                     \
-    " FROM leases l"                                                           \
+    " l.fingerprint, l.answer, l.reason, w.drain, w.local,"                     \
+    " l.moved_mono_ms, l.step_ms, l.stalled FROM leases l"                                                           \
     " LEFT JOIN workers w ON w.id = l.worker_id "
 #endif
 SQL(LEASE_LOAD, LEASE_COLUMNS "WHERE l.id = :id")
@@ -440,21 +639,18 @@ SQL(LEASE_ADD, "INSERT INTO leases(job_id, cycle_id, token, worker_id, worker,"
                " claim, device, threads, fingerprint, runtime_version,"
                " checkpoint_id, initial_id, from_step, best_before, step,"
                " epoch, records, exact_since, exact_cycle, exact_why,"
-               " started_ms, heard_ms, heard_mono_ms) VALUES (:job, :cycle,"
+               " started_ms, heard_ms, heard_mono_ms, moved_ms,"
+               " moved_mono_ms) VALUES (:job, :cycle,"
                " :token, :worker_id, :worker, :claim, :device, :threads,"
                " :fingerprint, :runtime_version, :checkpoint, :initial, :from,"
                " :best, :from, :epoch, :records, :since, :since_cycle, :why,"
-               " :now, :now, :mono)")
-/* priority, then who yielded, then age */
-SQL(CYCLE_CANDIDATES, "SELECT c.id FROM cycles c JOIN jobs j ON j.id = c.job_id"
-                      " WHERE c.state = 'ready' AND j.state = 'queued'"
-                      " ORDER BY c.priority DESC, c.front DESC, c.id"
-                      " LIMIT :limit")
+               " :now, :now, :mono, :now, :mono)")
 SQL(CYCLE_LEASE, "UPDATE cycles SET state = 'leased', token = token + 1,"
-                 " front = 0, reason = NULL, step = :step, epoch = :epoch,"
-                 " records_done = :records,"
+                 " since_ms = NULL, front = 0, reason = NULL, step = :step,"
+                 " epoch = :epoch, records_done = :records,"
                  " started_ms = coalesce(started_ms, :now) WHERE id = :id")
 SQL(CYCLE_COME_BACK, "UPDATE cycles SET state = 'leased', reason = NULL,"
+                     " since_ms = NULL,"
                      " lost = :lost, no_progress = :no_progress,"
                      " not_before_ms = NULL WHERE id = :id")
 SQL(CYCLE_REPORT, "UPDATE cycles SET step = :step, epoch = :epoch,"
@@ -472,7 +668,7 @@ SQL(JOB_LEASED, "UPDATE jobs SET threads = coalesce(threads, :threads),"
 SQL(JOB_INEXACT, "UPDATE jobs SET inexact = inexact + :n WHERE id = :id")
 SQL(SNAPSHOT_GET, "SELECT data FROM snapshots WHERE cycle_id = :cycle")
 SQL(LEASE_COME_BACK, "UPDATE leases SET outcome = NULL, ended_ms = NULL,"
-                     " expired = 0, counted = 0, reason = NULL,"
+                     " expired = 0, counted = 0, reason = NULL, death = NULL,"
                      " evidence = NULL WHERE id = :id")
 SQL(LEASE_REPORT, "UPDATE leases SET step = :step, epoch = :epoch,"
                   " records = :records, micro_batches = :micro_batches,"
@@ -483,7 +679,12 @@ SQL(LEASE_REPORT, "UPDATE leases SET step = :step, epoch = :epoch,"
                   "  coalesce(:device, -1)), -1),"
                   " peak_rss = nullif(max(coalesce(peak_rss, -1),"
                   "  coalesce(:rss, -1)), -1),"
+                  " moved_mono_ms = :moved_mono,"
+                  " moved_ms = coalesce(:moved, moved_ms),"
+                  " step_ms = :step_ms, stalled = :stalled,"
                   " heard_ms = :now, heard_mono_ms = :mono WHERE id = :id")
+SQL(LEASE_STALLED, "SELECT stalled FROM leases WHERE cycle_id = :cycle"
+                   " AND outcome IS NULL AND stalled IS NOT NULL")
 SQL(LEASE_HEARD, "UPDATE leases SET heard_ms = :now, heard_mono_ms = :mono"
                  " WHERE id = :id")
 SQL(LEASE_TOLD, "UPDATE leases SET told = :why WHERE id = :id"
@@ -492,9 +693,22 @@ SQL(LEASE_SAVED, "UPDATE leases SET saved_id = :saved, holds_prev = holds_seq,"
                  " holds_seq = :seq WHERE id = :id")
 SQL(LEASE_END, "UPDATE leases SET outcome = :outcome, reason = :reason,"
                " detail = coalesce(:detail, told), evidence = :evidence,"
-               " error = :error, answer = :answer, expired = :expired,"
+               " error = :error, answer = :answer, death = :death,"
+               " expired = :expired,"
                " counted = :counted, ended_ms = :now WHERE id = :id")
-SQL(LEASE_LISTENING, "UPDATE leases SET heard_mono_ms = :mono"
+/* +id: by the cycle's own index, then sorted */
+SQL(EVIDENCE_LEASES, "SELECT id, job_id, worker, from_step, step, stage,"
+                     " reason, death, ended_ms FROM leases"
+                     " WHERE cycle_id = :cycle AND outcome = 'lost'"
+                     " ORDER BY +id DESC LIMIT :limit")
+SQL(EVIDENCE_LOGS, "SELECT at_ms, level, text FROM logs"
+                   " WHERE lease_id = :lease ORDER BY at_ms DESC, id DESC"
+                   " LIMIT :limit")
+SQL(EVIDENCE_MEMORY, "SELECT at_ms, step, allocated, device, rss, available"
+                     " FROM memory WHERE job_id = :job AND lease_id = :lease"
+                     " ORDER BY at_ms DESC, step DESC LIMIT :limit")
+SQL(LEASE_LISTENING, "UPDATE leases SET heard_mono_ms = :mono,"
+                     " moved_mono_ms = :mono"
                      " WHERE outcome IS NULL")
 /* +id: sorted apart, or all leases would be read in that order */
 SQL(LEASE_SILENT, "SELECT id FROM leases WHERE outcome IS NULL"
@@ -509,6 +723,27 @@ SQL(LEASE_LIST, "SELECT l.id, c.number, l.worker, l.outcome, l.reason,"
                 " FROM leases l JOIN cycles c ON c.id = l.cycle_id"
                 " WHERE l.job_id = :job AND l.id > :after ORDER BY l.id"
                 " LIMIT :limit")
+
+/* ---- room ---- */
+SQL(LEASE_OPEN, "SELECT 1 FROM leases WHERE id = :id AND outcome IS NULL")
+SQL(LEASE_ROOM, "SELECT room_missing, room_step FROM leases WHERE id = :id")
+SQL(LEASE_ROOM_TOLD, "UPDATE leases SET room_missing = :missing,"
+                     " room_step = :step WHERE id = :id")
+SQL(CYCLE_ROOM, "SELECT room_missing, room_step FROM leases"
+                " WHERE cycle_id = :cycle AND outcome IS NULL"
+                " AND room_missing IS NOT NULL")
+SQL(CYCLE_PARK, "UPDATE cycles SET state = 'waiting', not_before_ms = NULL,"
+                " parked_ms = :now, parked_step = :step, parked_need = :need,"
+                " parked_missing = :missing WHERE id = :id")
+SQL(CYCLE_PARK_RETOLD, "UPDATE cycles SET parked_missing = :missing,"
+                       " reason = :reason WHERE id = :id")
+SQL(CYCLE_UNPARK, "UPDATE cycles SET parked_ms = NULL, parked_step = NULL,"
+                  " parked_need = NULL, parked_missing = NULL,"
+                  " reason = :reason WHERE id = :id")
+SQL(CYCLE_PARKED, "SELECT id, job_id, number, parked_need, parked_missing,"
+                  " parked_step, step FROM cycles"
+                  " WHERE parked_ms IS NOT NULL AND state = 'waiting'"
+                  " ORDER BY parked_ms, id LIMIT :limit")
 
 /* ---- idempotency ---- */
 SQL(ONCE_FIND, "SELECT body_digest, status, answer FROM idempotency"

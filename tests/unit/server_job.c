@@ -1,4 +1,5 @@
 /* A submitted spec on its way to a model. */
+#include "server/dry_run.h"
 #include "server_fixture.h"
 
 static void a_submission_waits_for_a_worker_with_its_data_frozen(void **state)
@@ -71,7 +72,8 @@ static void a_job_comes_after_those_that_completed(void **state)
     assert_int_equal(claims(w, &a), 1);
     assert_int_equal(a.job, first);
     must(releases(w, &a, FAILED("data", "true")));
-    expect_job(w, then, "queued", "waits for job 1, which failed: retry it, or "
+    expect_job(w, then, "queued",
+               "waits for job 1, which failed: retry it, or "
                "cancel this one");
     assert_int_equal(claims(w, &a), 0);
     assert_int_equal(job_delete(w->st, first, &w->err), ERR_CONFLICT);
@@ -81,6 +83,255 @@ static void a_job_comes_after_those_that_completed(void **state)
     expect_job(w, then, "queued", "waits for a worker");
     assert_int_equal(claims(w, &a), 1);
     assert_int_equal(a.job, then);
+}
+
+static void any_end_will_do_where_that_is_asked_for(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    for (int i = 0; i < 3; i++)
+        submit(w, NULL);
+    int64_t all = submit(w, "{\"after\": [{\"job\": 1, \"when\": \"ended\"},"
+                            " {\"job\": 2, \"when\": \"ended\"}, 3]}");
+    expect_job(w, all, "queued", "waits for the end of job 1, and for 2 more");
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, 1);
+    must(releases(w, &a, FAILED("data", "true")));
+    expect_job(w, all, "queued", "waits for the end of job 2, and for 1 more");
+    must(job_cancel(w->st, 2, w->now, &w->err));
+    expect_job(w, all, "queued", "waits for job 3 to complete");
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, 3);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    expect_job(w, all, "queued", "waits for a worker");
+}
+
+static void a_cancel_takes_those_along_that_wait_for_completion(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    submit(w, NULL);
+    int64_t second = submit(w, "{\"after\": [1]}");
+    int64_t third = submit(w, "{\"after\": [2]}");
+    int64_t any = submit(w, "{\"after\": [{\"job\": 3, \"when\": \"ended\"}]}");
+    int64_t own = submit(w, "{\"after\": [1], \"cycles\": 0}");
+    int64_t asleep = submit(w, "{\"after\": [2]}");
+    must(job_pause(w->st, asleep, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1);
+    must(job_cancel(w->st, 1, w->now, &w->err));
+    /* it saves first: nothing has ended yet */
+    expect_job(w, second, "queued", "waits for job 1 to complete");
+    must(saves(w, &a, 2, YIELD_STEPS, NULL));
+    expect_job(w, 1, "canceled", "canceled by request");
+    expect_job(w, second, "canceled", "canceled with job 1");
+    expect_job(w, third, "canceled", "canceled with job 2");
+    expect_job(w, own, "canceled", "canceled with job 1");
+    expect_job(w, asleep, "canceled", "canceled with job 2");
+    expect_job(w, any, "queued", "waits for a worker");
+    assert_int_equal(events(w, third, "canceled", "job 2"), 1);
+
+    /* one that is tried again waits anew, and says for what */
+    must(job_retry(w->st, third, w->now, &w->err));
+    expect_job(w, third, "queued",
+               "waits for job 2, which was canceled: retry it, or cancel this "
+               "one");
+    must(job_retry(w->st, second, w->now, &w->err));
+    expect_job(w, third, "queued", "waits for job 2 to complete");
+    must(job_retry(w->st, 1, w->now, &w->err));
+    expect_job(w, second, "queued", "waits for job 1 to complete");
+}
+
+static void a_failure_leaves_those_behind_it_waiting(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    submit(w, NULL);
+    int64_t second = submit(w, "{\"after\": [1]}");
+    int64_t third = submit(w, "{\"after\": [2]}");
+    must(job_pause(w->st, second, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1);
+    must(releases(w, &a, FAILED("data", "true")));
+    expect_job(w, second, "paused", "paused by request");
+    expect_job(w, third, "queued", "waits for job 2 to complete");
+    /* resumed it says what it waits for, and goes on when that is mended */
+    must(job_resume(w->st, second, w->now, &w->err));
+    expect_job(w, second, "queued", "waits for job 1, which failed");
+    must(job_retry(w->st, 1, w->now, &w->err));
+    expect_job(w, second, "queued", "waits for job 1 to complete");
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, 1);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, second);
+}
+
+/* One job after the other, by the thousand: ends move them without a stack. */
+static void a_long_chain_ends_as_a_short_one_does(void **state)
+{
+    struct world *w = *state;
+    char after[64];
+    enum { N = 3000 };
+    put_records(w);
+    submit(w, NULL);
+    struct txn all = TXN_INIT;
+    must(txn_begin(&all, w->st, &w->err));
+    for (int i = 1; i < N; i++) {
+        snprintf(after, sizeof(after), "{\"after\": [%d]}", i);
+        submit(w, after);
+    }
+    must(txn_commit(&all, &w->err));
+    txn_end(&all);
+    must(job_cancel(w->st, 1, w->now, &w->err));
+    expect_job(w, N, "canceled", "canceled with job 2999");
+}
+
+static void what_a_job_needs_of_another_stays_or_is_met(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    submit(w, NULL);
+    int64_t second = submit(w, "{\"after\": [1]}");
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    must(job_delete(w->st, 1, &w->err)); /* done, and needed no more */
+    must(job_cancel(w->st, second, w->now, &w->err));
+    must(job_retry(w->st, second, w->now, &w->err));
+    expect_job(w, second, "queued", "waits for a worker");
+
+    int64_t third = submit(w, NULL), fourth = submit(w, "{\"after\": [3]}");
+    must(job_cancel(w->st, third, w->now, &w->err));
+    expect_job(w, fourth, "canceled", NULL);
+    must(job_delete(w->st, third, &w->err));
+    AUTO_FREE char *before = dump(w);
+    assert_int_equal(job_retry(w->st, fourth, w->now, &w->err), ERR_CONFLICT);
+    assert_non_null(strstr(w->err.text, "job 3"));
+    AUTO_FREE char *after = dump(w);
+    assert_string_equal(before, after);
+}
+
+static void a_job_does_not_begin_before_its_time(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    /* now is 2023-11-14T22:13:20Z: an hour from here, and a year ago */
+    int64_t id = submit(w, "{\"not_before\": \"2023-11-15T00:13:20+01:00\"}");
+    submit(w, "{\"not_before\": \"2022-11-14T00:00:00Z\"}");
+    expect_job(w, id, "queued", "waits until 2023-11-14T23:13:20.000Z");
+    expect_job(w, 2, "queued", "waits for a worker");
+    AUTO_JSON json_t *j = job(w, id);
+    assert_string_equal(str_of(j, "not_before_at"), "2023-11-14T23:13:20.000Z");
+    assert_string_equal(str_of(j, "cycle_state"), "waiting");
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, 2);
+    assert_int_equal(claims(w, &a), 0);
+
+    w->now += 3600 * 1000 - 1;
+    assert_int_equal(claims(w, &a), 0);
+    must(job_pause(w->st, id, w->now, &w->err));
+    must(job_resume(w->st, id, w->now, &w->err));
+    expect_job(w, id, "queued", "waits until");
+    w->now++;
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, id);
+    /* a pause on the way is no back-off of a wall clock set back */
+    must(saves(w, &a, 2, YIELD_STEPS, NULL));
+    w->now -= 7200 * 1000;
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, id);
+}
+
+static void what_waits_for_a_time_can_be_canceled_and_tried_again(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t id = submit(w, "{\"not_before\": \"2023-11-14T23:13:20Z\"}");
+    int64_t then = submit(w, "{\"after\": [1], \"not_before\":"
+                             " \"2023-11-15T00:13:20Z\"}");
+    must(job_cancel(w->st, id, w->now, &w->err));
+    expect_job(w, id, "canceled", NULL);
+    expect_job(w, then, "canceled", "canceled with job 1");
+    must(job_retry(w->st, id, w->now, &w->err));
+    must(job_retry(w->st, then, w->now, &w->err));
+    expect_job(w, id, "queued", "waits until 2023-11-14T23:13:20.000Z");
+    expect_job(w, then, "queued", "waits for job 1 to complete");
+    w->now += 3600 * 1000;
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    expect_job(w, then, "queued", "waits until 2023-11-15T00:13:20.000Z");
+    assert_int_equal(claims(w, &a), 0);
+    w->now += 3600 * 1000;
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, then);
+}
+
+static void a_completed_job_keeps_its_policy_but_for_what_stays(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t id = submit(w, NULL), failed = submit(w, NULL);
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 6, FINISHED, NULL));
+    AUTO_JSON json_t *more = json_of("{\"runtime\": {\"micro_batch\": 1}}");
+    assert_int_equal(job_patch(w->st, id, more, w->now, &w->err), ERR_CONFLICT);
+    assert_string_equal(w->err.pointer, "/runtime/micro_batch");
+    AUTO_JSON json_t *keep = json_of("{\"runtime\": {\"keep\": 5}, \"labels\":"
+                                     " {\"a\": \"b\"}, \"priority\": 1}");
+    must(job_patch(w->st, id, keep, w->now, &w->err));
+    AUTO_JSON json_t *j = job(w, id);
+    assert_int_equal(int_of(json_object_get(j, "runtime"), "keep"), 5);
+    expect_job(w, id, "completed", NULL);
+
+    /* one that failed is retried, perhaps only under another policy */
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.job, failed);
+    must(releases(w, &a, FAILED("invalid", "true")));
+    must(job_patch(w->st, failed, more, w->now, &w->err));
+    must(job_retry(w->st, failed, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(int_of(json_object_get(a.claim, "runtime"), "micro_batch"),
+                     1);
+}
+
+static void an_edit_is_counted_and_can_be_asked_for(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    static const struct {
+        const char *header;
+        int r;
+    } table[] = {
+        {"\"e1\"", 0},
+        {"*", 0},
+        {"\"x\", \"e1\"", 0},
+        {" \"e1\" ,\"e9\"", 0},
+        {"\"e2\"", ERR_PRECONDITION},
+        {"e1", ERR_PRECONDITION},
+        {"W/\"e1\"", ERR_PRECONDITION},
+        {"\"e11\"", ERR_PRECONDITION},
+        {"", ERR_PRECONDITION},
+    };
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (job_if_match(w->st, id, table[i].header, &w->err) != table[i].r)
+            fail_msg("If-Match: %s", table[i].header);
+    assert_int_equal(job_if_match(w->st, 99, "*", &w->err), ERR_NOT_FOUND);
+    /* progress is none */
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 2, YIELD_STEPS, NULL));
+    must(job_pause(w->st, id, w->now, &w->err));
+    must(job_if_match(w->st, id, "\"e1\"", &w->err));
+    AUTO_JSON json_t *p = json_of("{\"priority\": 1}");
+    must(job_patch(w->st, id, p, w->now, &w->err));
+    must(job_patch(w->st, id, p, w->now, &w->err)); /* changes nothing more */
+    must(job_if_match(w->st, id, "\"e2\"", &w->err));
 }
 
 static void the_next_cycle_starts_from_the_end_of_the_one_before(void **state)
@@ -159,6 +410,8 @@ static void a_patch_changes_policy_and_refuses_semantics(void **state)
         {"{\"name\": \"new\"}", "/name"},
         {"{\"cycles\": 2}", "/cycles"},
         {"{\"limits\": {\"lost\": 2}}", "/limits"},
+        {"{\"after\": [1]}", "/after"},
+        {"{\"not_before\": \"2030-01-01T00:00:00Z\"}", "/not_before"},
     };
     AUTO_FREE char *before = dump(w);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -284,7 +537,7 @@ static void a_dry_run_says_what_it_would_be_and_leaves_nothing(void **state)
     AUTO_JSON json_t *in = spec_json(NULL), *out = NULL;
     CLEANUP(spec_release) struct spec spec = {0};
     must(spec_parse(in, &spec, &w->err));
-    must(job_dry_run(w->st, &spec, w->now, &out, &w->err));
+    must(dry_run(w->st, &spec, w->now, &out, &w->err));
     assert_string_equal(str_of(out, "signature"), spec.signature);
     assert_int_equal(int_of(out, "steps"), 6);
     assert_true(int_of(out, "parameters") > 0);
@@ -301,6 +554,15 @@ int main(void)
         TEST(unknown_data_and_ids_are_refused_with_their_place),
         TEST(an_empty_shard_fails_the_job_by_name),
         TEST(a_job_comes_after_those_that_completed),
+        TEST(any_end_will_do_where_that_is_asked_for),
+        TEST(a_cancel_takes_those_along_that_wait_for_completion),
+        TEST(a_failure_leaves_those_behind_it_waiting),
+        TEST(a_long_chain_ends_as_a_short_one_does),
+        TEST(what_a_job_needs_of_another_stays_or_is_met),
+        TEST(a_job_does_not_begin_before_its_time),
+        TEST(what_waits_for_a_time_can_be_canceled_and_tried_again),
+        TEST(a_completed_job_keeps_its_policy_but_for_what_stays),
+        TEST(an_edit_is_counted_and_can_be_asked_for),
         TEST(the_next_cycle_starts_from_the_end_of_the_one_before),
         TEST(cycles_on_request_wait_run_in_order_and_complete),
         TEST(a_patch_changes_policy_and_refuses_semantics),
