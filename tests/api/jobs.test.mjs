@@ -2,7 +2,8 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
 import path from 'node:path';
-import { Server, chessSpec, root, tinyShard, tinySpec } from '../harness.mjs';
+import { FakeWorker } from '../fake_worker.mjs';
+import { Server, chessSpec, root, tinyShard, tinySpec, withServer } from '../harness.mjs';
 
 let s;
 before(async () => {
@@ -256,7 +257,106 @@ test('after: a job waits for those before it, and says so', async () => {
   const first = await s.submit(tinySpec());
   const second = await s.submit(tinySpec({ after: [first.id] }));
   assert.equal(second.state, 'queued');
+  assert.deepEqual(second.after, [first.id]);
   assert.match((await s.job(second.id)).reason, new RegExp(`\\b${first.id}\\b`));
-  (await s.post('/v1/jobs', tinySpec({ after: [987654] }))).problem(400, '/after/0');
+  const p = (await s.post('/v1/jobs', tinySpec({ after: [987654] }))).problem(400, '/after/0');
+  assert.match(p.detail, /wait for itself/);
+  const any = await s.submit(tinySpec({ after: [{ job: first.id, when: 'ended' }, { job: second.id, when: 'completed' }] }));
+  assert.deepEqual(any.after, [{ job: first.id, when: 'ended' }, second.id]);
+  for (const [after, pointer] of [
+    [[{ job: first.id, when: 'failed' }], '/after/0/when'],
+    [[{ when: 'ended' }], '/after/0/job'],
+    [[first.id, { job: first.id }], '/after/1'],
+    [['1'], '/after/0'],
+    [first.id, '/after'],
+  ]) (await s.post('/v1/jobs', tinySpec({ after }))).problem(400, pointer);
+  (await s.patch(`/v1/jobs/${second.id}`, { after: [] })).problem(409, '/after');
+
+  // a cancel takes along who waits for the completion, and no one else
+  const then = await s.submit(tinySpec({ after: [{ job: first.id, when: 'ended' }] }));
+  (await s.post(`/v1/jobs/${first.id}/cancel`)).expect(200);
+  assert.equal((await s.job(second.id)).state, 'canceled');
+  assert.match((await s.job(second.id)).reason, new RegExp(`job ${first.id}\\b`));
+  assert.equal((await s.job(any.id)).state, 'canceled');
+  assert.match((await s.job(then.id)).reason, /waits for a worker/);
+  const events = (await s.get(`/v1/jobs/${any.id}/events`)).json.items;
+  assert.match(events.at(-1).cause, new RegExp(`job ${second.id}\\b`));
 });
 
+test('not_before: a job waits for its time, and begins then', async () => {
+  for (const bad of ['tomorrow', '2030-01-01', '2030-01-01T00:00:00', '2030-02-30T00:00:00Z', 5])
+    (await s.post('/v1/jobs', tinySpec({ not_before: bad }))).problem(400, '/not_before');
+  const late = await s.submit(tinySpec({ not_before: '2199-07-01T10:00:00+02:00' }));
+  assert.equal(late.not_before_at, '2199-07-01T08:00:00.000Z');
+  assert.equal(late.spec.not_before, '2199-07-01T08:00:00.000Z');
+  assert.match(late.reason, /waits until 2199-07-01T08:00:00.000Z/);
+  assert.equal((await s.post(`/v1/jobs/${late.id}/pause`)).expect(200).json.state, 'paused');
+  assert.match((await s.post(`/v1/jobs/${late.id}/resume`)).expect(200).json.reason, /waits until/);
+  assert.equal((await s.post(`/v1/jobs/${late.id}/cancel`)).expect(200).json.state, 'canceled');
+  assert.match((await s.post(`/v1/jobs/${late.id}/retry`)).expect(200).json.reason, /waits until/);
+
+  const soon = await s.submit(tinySpec({ not_before: new Date(Date.now() + 1500).toISOString() }));
+  assert.match(soon.reason, /waits until/);
+  const ready = await s.waitJob(soon.id, 'ready', (j) => j.cycle_state === 'ready');
+  assert.ok(Date.now() >= Date.parse(soon.not_before_at), 'not before');
+  assert.match(ready.reason, /waits for a worker/);
+  assert.equal((await s.submit(tinySpec())).not_before_at, null);
+});
+
+test('an ETag counts edits; If-Match refuses a patch of something older', async () => {
+  const posted = (await s.post('/v1/jobs', tinySpec())).expect(201);
+  const id = posted.json.id;
+  const tag = async () => (await s.get(`/v1/jobs/${id}`)).expect(200).headers.etag;
+  assert.equal(posted.headers.etag, '"e1"');
+  assert.equal(await tag(), '"e1"');
+  const done = (await s.patch(`/v1/jobs/${id}`, { priority: 1 }, { 'If-Match': '"e1"' })).expect(200);
+  assert.equal(done.headers.etag, '"e2"');
+  const p = (await s.patch(`/v1/jobs/${id}`, { priority: 2 }, { 'If-Match': '"e1"' })).problem(412);
+  assert.match(p.detail, /"e2"/);
+  assert.equal((await s.job(id)).priority, 1);
+  (await s.patch(`/v1/jobs/${id}`, { priority: 3 }, { 'If-Match': '"e1", "e2"' })).expect(200);
+  (await s.patch(`/v1/jobs/${id}`, { priority: 4 }, { 'If-Match': '*' })).expect(200);
+  (await s.patch(`/v1/jobs/${id}`, { priority: 5 })).expect(200);
+  assert.equal(await tag(), '"e5"');
+  // what is no edit does not count: nothing new, a pause, progress
+  (await s.patch(`/v1/jobs/${id}`, { priority: 5 })).expect(200);
+  (await s.post(`/v1/jobs/${id}/pause`)).expect(200);
+  assert.equal(await tag(), '"e5"');
+  (await s.patch('/v1/jobs/987654', { priority: 1 }, { 'If-Match': '*' })).problem(404);
+});
+
+test('a dry run explains: memory, who could run it, and why others could not', async () => {
+  await withServer({ workers: 0 }, async (own) => {
+    await own.uploadChess({ shards: 1 });
+    const explain = async (patch) => (await own.post('/v1/jobs?dry_run=1', chessSpec(patch))).expect(200).json;
+    const alone = await explain({});
+    assert.deepEqual([alone.workers, alone.others, alone.warnings], [[], [], []]);
+    await new FakeWorker(own, { name: 'plain' }).claim();
+    await new FakeWorker(own, { name: 'gpu', devices: [{ kind: 'cpu' }, { kind: 'cuda', memory_bytes: 2 ** 28 }] }).claim();
+
+    const r = await explain({});
+    assert.deepEqual(r.workers.sort(), ['gpu', 'plain']);
+    const m = r.memory;
+    assert.equal(m.weights_bytes, 4 * r.parameters);
+    assert.equal(m.optimizer_bytes, 2 * m.weights_bytes);
+    assert.equal(m.total_bytes, m.weights_bytes + m.gradients_bytes + m.optimizer_bytes + m.activations_bytes + m.snapshot_bytes + m.library_bytes);
+    assert.equal(m.device, 'cpu');
+    assert.ok(m.sampled_records > 50, `${m.sampled_records} records`);
+    assert.ok(m.lengths.S.longest > 10 && m.lengths.S.minimum === 72);
+    const wide = await explain({ model: { d_model: 256, ff: 1024, heads: 4 } });
+    assert.ok(wide.memory.activations_bytes > 4 * m.activations_bytes);
+    const more = await explain({ runtime: { micro_batch: 64 } });
+    assert.ok(more.memory.activations_bytes > 2 * m.activations_bytes);
+    assert.equal(more.memory.weights_bytes, m.weights_bytes);
+
+    const cuda = await explain({ runtime: { device: 'cuda' } });
+    assert.deepEqual(cuda.workers, ['gpu']);
+    assert.equal(cuda.others.length, 1);
+    assert.equal(cuda.others[0].worker, 'plain');
+    assert.match(cuda.others[0].reason, /has no cuda device/);
+    assert.equal(cuda.memory.device, 'cuda');
+    assert.match(cuda.warnings.join(), /gpu has 256 MB/);
+    const odd = await explain({ record: { state: { vocab: 2 } } });
+    assert.match(odd.warnings.join(), /do not fit the spec; the first: shard shard-0000.jsonl, line 1, field state/);
+  });
+});
