@@ -20,6 +20,7 @@ libmicrohttpd-dev    libmicrohttpd
 libjansson-dev       jansson
 libsqlite3-dev       SQLite 3
 libsimdjson-dev      simdjson
+libarchive-dev       libarchive
 libcurl4-openssl-dev libcurl
 libssl-dev           OpenSSL
 curl                 the program curl'
@@ -106,6 +107,7 @@ need_elsewhere() {
         libjansson-dev) pkg-config --exists jansson ;;
         libsqlite3-dev) pkg-config --exists sqlite3 ;;
         libsimdjson-dev) pkg-config --exists simdjson ;;
+        libarchive-dev) pkg-config --exists libarchive ;;
         libcurl4-openssl-dev) pkg-config --exists libcurl ;;
         libssl-dev) pkg-config --exists libcrypto ;;
         libcmocka-dev) pkg-config --exists cmocka ;;

@@ -25,3 +25,16 @@ CREATE TRIGGER prunable_released AFTER UPDATE OF outcome ON leases
 BEGIN
     INSERT OR IGNORE INTO prunable VALUES (new.job_id);
 END;
+
+-- Room on disk (server/room.h). What a lease was told last, when it asked for
+-- room for the state of a step: the bytes that were missing, or NULL.
+ALTER TABLE leases ADD COLUMN room_missing INTEGER;
+ALTER TABLE leases ADD COLUMN room_step INTEGER;
+-- A cycle whose lease ended without room for its state: since when it waits for
+-- that, of which step the state was, what it takes on disk, what was missing.
+ALTER TABLE cycles ADD COLUMN parked_ms INTEGER;
+ALTER TABLE cycles ADD COLUMN parked_step INTEGER;
+ALTER TABLE cycles ADD COLUMN parked_need INTEGER;
+ALTER TABLE cycles ADD COLUMN parked_missing INTEGER;
+CREATE INDEX cycles_parked ON cycles(parked_ms, id) -- beat: is there room now?
+    WHERE parked_ms IS NOT NULL;

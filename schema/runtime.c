@@ -13,6 +13,7 @@ static const char *const devices[] = {"auto", "cpu", "cuda", "mps", NULL};
 static const char *const padding_modes[] = {"dynamic", "stable", "ladder",
                                             NULL};
 static const char *const oom_words[] = {"fail", "split", NULL};
+static const char *const orders[] = {"min", "max", NULL};
 static const char *const exact_words[] = {"report", "require", NULL};
 
 int mps_ratios(double high, double low, bool unified, const char *at,
@@ -128,6 +129,36 @@ static int read_mps(const json_t *in, struct runtime_policy *p, struct err *err)
     return mps_ratios(high, low, false, AT "/mps", &high, &low, err);
 }
 
+static int read_resources(const json_t *in, struct runtime_policy *p,
+                          struct err *err)
+{
+    struct json_read r;
+    json_read_open(&r, in, AT "/resources", err, "memory_mb", "labels", NULL);
+    p->resources.memory_mb = read_threshold(&r, "memory_mb");
+    const json_t *labels = json_read_object(&r, "labels");
+    return r.r < 0 ? r.r
+                   : json_read_labels(labels, AT "/resources/labels",
+                                      &p->resources.labels, err);
+}
+
+static int read_keep_best(const json_t *in, struct runtime_policy *p,
+                          struct err *err)
+{
+    if (!in)
+        return 0;
+    struct json_read r;
+    json_read_open(&r, in, AT "/keep_best", err, "series", "count", "order",
+                   NULL);
+    json_read_need(&r, "series");
+    const char *series =
+        json_read_string(&r, "series", sizeof(p->keep_best.series) - 1, "");
+    p->keep_best.count = (int)json_read_int(&r, "count", 1, 10000, 1);
+    p->keep_best.max = json_read_word(&r, "order", orders, 0) == 1;
+    if (r.r == 0)
+        strcpy(p->keep_best.series, series);
+    return r.r;
+}
+
 int runtime_parse(const json_t *in, const struct record_desc *record,
                   int effective_batch, struct runtime_policy *ret,
                   struct err *err)
@@ -135,8 +166,9 @@ int runtime_parse(const json_t *in, const struct record_desc *record,
     CLEANUP(runtime_release) struct runtime_policy p = {0};
     struct json_read r;
     json_read_open(&r, in, AT, err, "device", "micro_batch", "threads",
-                   "checkpoint_every", "keep", "empty_cache_every", "restart",
-                   "padding", "mps", "on_oom", "exact", NULL);
+                   "checkpoint_every", "keep", "keep_best", "empty_cache_every",
+                   "restart", "padding", "mps", "on_oom", "exact", "resources",
+                   NULL);
     strcpy(p.device, devices[json_read_word(&r, "device", devices, 0)]);
     p.micro_batch =
         (int)json_read_int(&r, "micro_batch", 1, BATCH_MAX,
@@ -158,9 +190,13 @@ int runtime_parse(const json_t *in, const struct record_desc *record,
 
     int q = read_restart(json_read_get(&r, "restart"), &p, err);
     if (q == 0)
+        q = read_keep_best(json_read_get(&r, "keep_best"), &p, err);
+    if (q == 0)
         q = read_padding(json_read_get(&r, "padding"), record, &p, err);
     if (q == 0)
         q = read_mps(json_read_get(&r, "mps"), &p, err);
+    if (q == 0)
+        q = read_resources(json_read_get(&r, "resources"), &p, err);
     if (q < 0)
         return q;
 
@@ -175,6 +211,8 @@ void runtime_release(struct runtime_policy *r)
         return;
     free(r->padding.minimum);
     r->padding.minimum = NULL;
+    json_decref(r->resources.labels);
+    r->resources.labels = NULL;
 }
 
 static json_t *real_or_null(double v)
@@ -187,6 +225,15 @@ static json_t *int_or_null(int64_t v)
     return v < 0 ? json_null() : json_integer(v);
 }
 
+static json_t *keep_best_json(const struct runtime_policy *r)
+{
+    return r->keep_best.count
+               ? json_pack("{s:s, s:i, s:s}", "series", r->keep_best.series,
+                           "count", r->keep_best.count, "order",
+                           orders[r->keep_best.max])
+               : json_null();
+}
+
 json_t *runtime_json(const struct runtime_policy *r,
                      const struct record_desc *record)
 {
@@ -196,12 +243,14 @@ json_t *runtime_json(const struct runtime_policy *r,
             json_object_set_new(minimum, record->dims[i],
                                 json_integer(r->padding.minimum[i]));
     return json_pack(
-        "{s:s, s:i, s:i, s:i, s:i, s:o, s:{s:o, s:o, s:o, s:o}, s:{s:s, s:o}, "
-        "s:{s:o, s:o, s:b}, s:s, s:s}",
+        "{s:s, s:i, s:i, s:i, s:i, s:o, s:o, s:{s:o, s:o, s:o, s:o}, s:{s:s, "
+        "s:o}, "
+        "s:{s:o, s:o, s:b}, s:s, s:s, s:{s:o, s:O}}",
         "device", r->device, "micro_batch", r->micro_batch, "threads",
         r->threads, "checkpoint_every", r->checkpoint_every, "keep", r->keep,
-        "empty_cache_every", int_or_null(r->empty_cache_every), "restart",
-        "device_memory_mb", real_or_null(r->restart.device_memory_mb), "rss_mb",
+        "keep_best", keep_best_json(r), "empty_cache_every",
+        int_or_null(r->empty_cache_every), "restart", "device_memory_mb",
+        real_or_null(r->restart.device_memory_mb), "rss_mb",
         real_or_null(r->restart.rss_mb), "seconds",
         real_or_null(r->restart.seconds), "every_micro_batches",
         int_or_null(r->restart.every_micro_batches), "padding", "mode",
@@ -209,7 +258,8 @@ json_t *runtime_json(const struct runtime_policy *r,
         "high_watermark_ratio", real_or_null(r->mps.high_watermark_ratio),
         "low_watermark_ratio", real_or_null(r->mps.low_watermark_ratio),
         "no_limit", r->mps.no_limit, "on_oom", oom_words[r->on_oom], "exact",
-        exact_words[r->exact_require]);
+        exact_words[r->exact_require], "resources", "memory_mb",
+        real_or_null(r->resources.memory_mb), "labels", r->resources.labels);
 }
 
 /* RFC 7396: members of a patch replace, null removes, objects merge. */

@@ -71,7 +71,12 @@ struct runtime_policy {
     int micro_batch;      /* default min(16, effective_batch) */
     int threads;          /* 0: the first worker's cores, kept from then on */
     int checkpoint_every; /* micro-batches; default 1000; 0: at the end only */
-    int keep;             /* checkpoints kept per cycle; default 2, at least 2 */
+    int keep;             /* newest checkpoints kept; default 2, at least 2 */
+    struct {              /* and the best ones by a metric; count 0: none */
+        char series[65];
+        int count; /* default 1 */
+        bool max;  /* the greatest values; default the least */
+    } keep_best;
     int empty_cache_every; /* micro-batches; -1: the device's default */
     struct {              /* 0: off; -1: the device's default */
         double device_memory_mb, rss_mb, seconds;
@@ -88,6 +93,11 @@ struct runtime_policy {
     } mps;
     enum on_oom on_oom;   /* default fail */
     bool exact_require;
+    struct { /* what a worker must have */
+        double memory_mb; /* of the device, or where it has none of its own the
+                           * host; -1: no matter */
+        json_t *labels;   /* object of strings; never NULL once parsed */
+    } resources;
 };
 
 struct limits {

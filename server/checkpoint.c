@@ -5,159 +5,13 @@
 #include <string.h>
 #include "schema/spec.h"
 #include "schema/state.h"
+#include "server/chunk.h"
 #include "server/cycle.h"
 #include "server/event.h"
 #include "server/lease.h"
 #include "server/page.h"
+#include "server/retention.h"
 #include "server/when.h"
-
-/* ---- chunks ---- */
-
-static int hold(struct store *chunks, int64_t lease, const uint8_t *sha,
-                struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_HOLD_ADD);
-    stmt_int(&q, ":lease", lease);
-    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
-    int64_t n = stmt_run(&q, err);
-    return n < 0 ? (int)n : 0;
-}
-
-static int chunk_size(struct store *chunks, const uint8_t *sha, int64_t *ret,
-                      struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_FIND);
-    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
-    int r = stmt_row(&q, err);
-    if (r > 0)
-        *ret = col_int(&q, 0);
-    return r;
-}
-
-static int parse_sha(const char *sha256, uint8_t out[DIGEST_BYTES],
-                     struct err *err)
-{
-    if (digest_parse(sha256, out) < 0)
-        return err_set(err, ERR_INVALID,
-                       "a chunk is named by its SHA-256: 64 lower-case hex "
-                       "digits");
-    return 0;
-}
-
-/* Is what is stored under the name still these bytes? */
-static int chunk_is(struct store *chunks, const uint8_t *sha, const void *data,
-                    size_t len, bool *ret, struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_READ);
-    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
-    int r = stmt_row(&q, err);
-    if (r < 0)
-        return r;
-    size_t have = 0;
-    const void *stored = r > 0 ? col_blob(&q, 0, &have) : NULL;
-    *ret = have == len && !memcmp(stored, data, len);
-    return 0;
-}
-
-/* A chunk that was damaged on disk becomes whole again when the state that
- * needs it is trained and sent once more. */
-static int chunk_mend(struct store *chunks, const uint8_t *sha,
-                      const void *data, size_t len, struct err *err)
-{
-    bool whole = false;
-    int r = chunk_is(chunks, sha, data, len, &whole, err);
-    if (r < 0 || whole)
-        return r;
-    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_MEND);
-    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
-    stmt_int(&q, ":bytes", (int64_t)len);
-    stmt_blob(&q, ":data", data, len);
-    int64_t n = stmt_run(&q, err);
-    return n < 0 ? (int)n : 0;
-}
-
-int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
-              const void *data, size_t len, struct err *err)
-{
-    uint8_t name[DIGEST_BYTES], is[DIGEST_BYTES];
-    int r = parse_sha(sha256, name, err);
-    if (r < 0)
-        return r;
-    if (len == 0 || len > STATE_CHUNK)
-        return err_set(err, ERR_INVALID, "a chunk has 1 to %d bytes",
-                       STATE_CHUNK);
-    digest_of(data, len, is);
-    if (memcmp(name, is, sizeof(is)))
-        return err_set(err, ERR_INVALID,
-                       "the bytes that came do not have the SHA-256 %s",
-                       sha256);
-    CLEANUP(txn_end) struct txn txn = TXN_INIT;
-    r = txn_begin(&txn, chunks, err);
-    if (r < 0)
-        return r;
-    int64_t bytes;
-    r = chunk_size(chunks, name, &bytes, err);
-    if (r < 0)
-        return r;
-    if (r == 0) {
-        r = store_room(chunks, len, err);
-        if (r < 0)
-            return r;
-        CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ADD);
-        stmt_blob(&q, ":sha", name, sizeof(name));
-        stmt_int(&q, ":bytes", (int64_t)len);
-        stmt_blob(&q, ":data", data, len);
-        int64_t n = stmt_run(&q, err);
-        if (n < 0)
-            return (int)n;
-    }
-    if (r > 0)
-        r = chunk_mend(chunks, name, data, len, err);
-    if (r >= 0)
-        r = hold(chunks, lease, name, err);
-    return r < 0 ? r : txn_commit(&txn, err);
-}
-
-int chunk_hold(struct store *chunks, int64_t lease, const char *sha256,
-               struct err *err)
-{
-    uint8_t name[DIGEST_BYTES];
-    CLEANUP(buf_release) struct buf b = {0};
-    int r = parse_sha(sha256, name, err);
-    if (r >= 0)
-        r = chunk_read(chunks, sha256, &b, err);
-    if (r == ERR_NOT_FOUND || r == ERR_CORRUPT)
-        return 0; /* to be sent, or sent anew */
-    if (r < 0)
-        return r;
-    r = hold(chunks, lease, name, err);
-    return r < 0 ? r : 1;
-}
-
-int chunk_read(struct store *chunks, const char *sha256, struct buf *ret,
-               struct err *err)
-{
-    uint8_t name[DIGEST_BYTES], is[DIGEST_BYTES];
-    int r = parse_sha(sha256, name, err);
-    if (r < 0)
-        return r;
-    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_READ);
-    stmt_blob(&q, ":sha", name, sizeof(name));
-    r = stmt_row(&q, err);
-    if (r < 0)
-        return r;
-    if (r == 0)
-        return err_set(err, ERR_NOT_FOUND, "chunk %s is gone", sha256);
-    size_t len;
-    const void *data = col_blob(&q, 0, &len);
-    digest_of(data, len, is);
-    if (memcmp(name, is, sizeof(is)))
-        return err_set(err, ERR_CORRUPT, "chunk %s is damaged", sha256);
-    buf_clear(ret);
-    return buf_add(ret, data, len) < 0
-               ? err_set(err, ERR_NOMEM, "no memory for a chunk")
-               : 0;
-}
 
 /* ---- making one exist ---- */
 
@@ -469,20 +323,26 @@ int checkpoint_load(struct store *st, int64_t id, struct checkpoint *ret,
                        id);
 }
 
+bool checkpoint_is_whole(const struct checkpoint *c)
+{
+    char is[DIGEST_HEX];
+    if (!c->manifest)
+        return false;
+    digest_of_json(c->manifest, is);
+    return !strcmp(is, c->digest);
+}
+
 int checkpoint_newest(struct store *st, int64_t cycle, struct checkpoint *ret,
                       struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_NEWEST);
     stmt_int(&q, ":cycle", cycle);
-    return take(&q, ret, err);
-}
-
-int checkpoint_newest_of_job(struct store *st, int64_t job,
-                             struct checkpoint *ret, struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_NEWEST_JOB);
-    stmt_int(&q, ":job", job);
-    return take(&q, ret, err);
+    int r;
+    while ((r = take(&q, ret, err)) > 0 && !checkpoint_is_whole(ret))
+        checkpoint_release(ret);
+    if (r == 0)
+        *ret = (struct checkpoint){0};
+    return r;
 }
 
 int checkpoint_find(struct store *st, int64_t lease, const char *digest,
@@ -507,6 +367,65 @@ int checkpoint_quarantine(struct store *st, int64_t id, const char *reason,
     return n < 0 ? (int)n : 0;
 }
 
+int checkpoint_set_aside(struct store *st, int64_t id, const char *actor,
+                         const char *why, int64_t now_ms, struct err *err)
+{
+    CLEANUP(checkpoint_release) struct checkpoint c = {0};
+    struct cycle cycle;
+    CLEANUP(txn_end) struct txn txn = TXN_INIT;
+    int r = txn_begin(&txn, st, err);
+    if (r >= 0)
+        r = checkpoint_load(st, id, &c, err);
+    if (r == ERR_NOT_FOUND || (r >= 0 && !c.good))
+        return 0;
+    if (r >= 0)
+        r = cycle_load(st, c.cycle, &cycle, err);
+    if (r >= 0)
+        r = checkpoint_quarantine(st, id, why, err);
+    if (r < 0)
+        return r;
+    struct event e = {.job = c.job,
+                      .cycle = cycle.number,
+                      .step = c.step,
+                      .kind = "quarantined",
+                      .actor = actor};
+    r = event_add(st, &e, now_ms, err,
+                  "checkpoint %" PRId64 " (step %" PRId64
+                  ") is set aside: %.600s",
+                  id, c.step, why);
+    if (r >= 0)
+        r = txn_commit(&txn, err);
+    return r < 0 ? r : 1;
+}
+
+static int newer(struct store *st, int64_t cycle, int64_t than, int64_t *ret,
+                 struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_NEWER);
+    stmt_int(&q, ":cycle", cycle);
+    stmt_int(&q, ":than", than);
+    int r = stmt_row(&q, err);
+    if (r > 0)
+        *ret = col_int(&q, 0);
+    return r;
+}
+
+int checkpoint_set_aside_newer(struct store *st, int64_t cycle, int64_t than,
+                               int64_t now_ms, struct err *err)
+{
+    int64_t id;
+    int r, n = 0;
+    while ((r = newer(st, cycle, than, &id, err)) > 0) {
+        r = checkpoint_set_aside(st, id, "server",
+                                 "its manifest is damaged in pawl.db", now_ms,
+                                 err);
+        if (r <= 0)
+            break;
+        n++;
+    }
+    return r < 0 ? r : n;
+}
+
 int checkpoint_load_died(struct store *st, int64_t id, int64_t *ret_deaths,
                          struct err *err)
 {
@@ -526,34 +445,39 @@ int checkpoint_loaded(struct store *st, int64_t id, struct err *err)
     return n < 0 ? (int)n : 0;
 }
 
-static json_t *shown(const struct stmt *q)
+static json_t *shown(const struct stmt *q, const struct retention *kept)
 {
     return json_pack(
-        "{sI sI sI sI ss so sI sI ss so sI sI ss sb sI so}", "id",
+        "{sI sI sI sI ss so sI sI ss so sI sI ss sb so sI so}", "id",
         col_int(q, 0), "job", col_int(q, 1), "cycle", col_int(q, 2), "lease",
         col_int(q, 3), "state", col_text(q, 4), "reason",
         col_text_or_null(q, 5), "step", col_int(q, 6), "epoch", col_int(q, 7),
         "digest", col_text(q, 8), "previous", col_text_or_null(q, 9), "bytes",
         col_int(q, 10), "model_bytes", col_int(q, 11), "model_sha256",
-        col_text(q, 12), "pinned", (int)col_int(q, 13), "load_deaths",
-        col_int(q, 14), "created_at", when_json(col_int(q, 15)));
+        col_text(q, 12), "pinned", (int)col_int(q, 13), "kept",
+        retention_words(kept, col_int(q, 0)), "load_deaths", col_int(q, 14),
+        "created_at", when_json(col_int(q, 15)));
 }
 
 int checkpoint_list(struct store *st, int64_t job, int64_t after, int64_t limit,
                     json_t **ret, struct err *err)
 {
+    CLEANUP(retention_release) struct retention kept = {0};
+    int r = retention_plan(st, job, &kept, err);
+    if (r < 0)
+        return r;
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_LIST);
     stmt_int(&q, ":job", job);
     stmt_int(&q, ":after", after);
     CLEANUP(page_release) struct page page = page_begin(&q, limit);
-    int r;
     while ((r = page_row(&page, &q, 0, err)) > 0)
-        page_add(&page, shown(&q));
+        page_add(&page, shown(&q, &kept));
     return r < 0 ? r : page_end(&page, ret);
 }
 
 int checkpoint_get(struct store *st, int64_t id, json_t **ret, struct err *err)
 {
+    CLEANUP(retention_release) struct retention kept = {0};
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_GET);
     stmt_int(&q, ":id", id);
     int r = stmt_row(&q, err);
@@ -562,8 +486,11 @@ int checkpoint_get(struct store *st, int64_t id, json_t **ret, struct err *err)
     if (r == 0)
         return err_set(err, ERR_NOT_FOUND, "there is no checkpoint %" PRId64,
                        id);
-    json_t *j = shown(&q);
-    json_object_set_new(j, "manifest", col_json(&q, 16));
+    r = retention_plan(st, col_int(&q, 1), &kept, err);
+    if (r < 0)
+        return r;
+    json_t *j = shown(&q, &kept);
+    json_object_set_new(j, "manifest", col_json_or_null(&q, 16));
     *ret = j;
     return 0;
 }
@@ -604,6 +531,11 @@ int checkpoint_body_new(struct store *st, const struct checkpoint *c,
     }
     *ret = b;
     return 0;
+}
+
+int64_t checkpoint_body_id(const struct checkpoint_body *b)
+{
+    return b->id;
 }
 
 int64_t checkpoint_body_bytes(const struct checkpoint_body *b)
@@ -683,115 +615,4 @@ void checkpoint_body_free(void *p)
     buf_release(&b->chunk);
     json_decref(b->chunks);
     free(b);
-}
-
-/* ---- letting go ---- */
-
-int checkpoint_prune(struct store *st, struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_PRUNE);
-    return (int)stmt_run(&q, err);
-}
-
-void sweep_release(struct sweep *s)
-{
-    json_decref(s->orphans);
-    json_decref(s->live);
-    s->orphans = s->live = NULL;
-}
-
-static int is_named(struct store *st, const uint8_t *sha, struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_NAMES);
-    stmt_blob(&q, ":sha", sha, DIGEST_BYTES);
-    return stmt_row(&q, err);
-}
-
-static int live_leases(struct store *st, struct sweep *ret, struct err *err)
-{
-    {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_LEASE_NEWEST);
-        int r = stmt_row(&q, err);
-        if (r < 0)
-            return r;
-        ret->newest_lease = col_int(&q, 0);
-    }
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_LEASE_HOLDERS);
-    int r;
-    while ((r = stmt_row(&q, err)) > 0)
-        json_array_append_new(
-            ret->live, json_pack("[II]", col_int(&q, 0), col_int(&q, 1)));
-    return r;
-}
-
-int sweep_find(struct store *st, struct store *chunks, int64_t *after,
-               int64_t limit, struct sweep *ret, struct err *err)
-{
-    *ret = (struct sweep){.orphans = json_array(), .live = json_array()};
-    /* leases first: whoever is claimed later counts as live, and what a live
-     * lease may come to name it holds */
-    int r = live_leases(st, ret, err);
-    CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_SCAN);
-    stmt_int(&q, ":after", *after);
-    stmt_int(&q, ":limit", limit);
-    int64_t seen = 0;
-    while (r >= 0 && (r = stmt_row(&q, err)) > 0) {
-        size_t len;
-        uint8_t sha[DIGEST_BYTES];
-        memcpy(sha, col_blob(&q, 1, &len), sizeof(sha));
-        *after = col_int(&q, 0);
-        seen++;
-        r = is_named(st, sha, err);
-        if (r == 0) {
-            char hex[DIGEST_HEX];
-            digest_hex(sha, hex);
-            json_array_append_new(ret->orphans, json_string(hex));
-        }
-    }
-    if (r < 0) {
-        sweep_release(ret);
-        return r;
-    }
-    if (seen < limit)
-        *after = 0;
-    return (int)json_array_size(ret->orphans);
-}
-
-int sweep_run(struct store *chunks, const struct sweep *s, struct err *err)
-{
-    CLEANUP(txn_end) struct txn txn = TXN_INIT;
-    int r = txn_begin(&txn, chunks, err);
-    if (r < 0)
-        return r;
-    {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_HOLD_DROP);
-        stmt_json(&q, ":live", s->live);
-        stmt_int(&q, ":newest", s->newest_lease);
-        int64_t n = stmt_run(&q, err);
-        if (n < 0)
-            return (int)n;
-    }
-    int swept = 0;
-    size_t i;
-    json_t *hex;
-    json_array_foreach(s->orphans, i, hex)
-    {
-        uint8_t sha[DIGEST_BYTES];
-        digest_parse(json_string_value(hex), sha);
-        CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_DROP);
-        stmt_blob(&q, ":sha", sha, sizeof(sha));
-        int64_t n = stmt_run(&q, err);
-        if (n < 0)
-            return (int)n;
-        swept += (int)n;
-    }
-    if (swept > 0) {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_VACUUM);
-        while ((r = stmt_row(&q, err)) > 0)
-            ;
-        if (r < 0)
-            return r;
-    }
-    r = txn_commit(&txn, err);
-    return r < 0 ? r : swept;
 }

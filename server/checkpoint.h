@@ -1,20 +1,13 @@
 /* checkpoint.h - complete train states: manifests in pawl.db, chunks in
  * checkpoints.db.
  *
- * No transaction spans both files. Chunks are named by their SHA-256 and
- * durable before the manifest's transaction makes the checkpoint exist; a
- * chunk that no manifest names is swept, but not while a live lease holds it:
- *
- *   PUT or HEAD of a chunk ──► hold (lease, chunk) ──► manifest names it ──►
- *   the checkpoint's own ──► pruned with it ──► nobody's: swept
- *
- * A lease lets go of holds two checkpoints later. A sweep first reads, at one
- * moment of pawl.db, which chunks are nobody's and which leases live; leases
- * younger than that moment count as live.
+ * Chunks are stored first (chunk.h), then one transaction adds the manifest: no
+ * manifest, no checkpoint. How long it stays is retention.h's.
  *
  * A checkpoint that does not verify, or that kills whoever loads it twice in a
  * row, is quarantined: kept as evidence, and the cycle goes on from the one
- * before. */
+ * before. Whoever finds the damage says so: a worker that loads it, a reader
+ * who downloads it, a claim that finds a manifest other than its digest. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -25,19 +18,6 @@
 #include "server/store.h"
 
 struct spec;
-
-/* ---- chunks (checkpoints.db) ---- */
-
-/* Store a chunk for a lease, whose digest is checked: ERR_INVALID. Mends what
- * was damaged on disk. */
-int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
-              const void *data, size_t len, struct err *err);
-/* Is it there, and whole? Holds it for the lease: 1, or 0. */
-int chunk_hold(struct store *chunks, int64_t lease, const char *sha256,
-               struct err *err);
-/* Bytes of a chunk, checked against its name: ERR_CORRUPT, ERR_NOT_FOUND. */
-int chunk_read(struct store *chunks, const char *sha256, struct buf *ret,
-               struct err *err);
 
 /* ---- making one exist ---- */
 
@@ -85,22 +65,30 @@ struct checkpoint {
 void checkpoint_release(struct checkpoint *c);
 int checkpoint_load(struct store *st, int64_t id, struct checkpoint *ret,
                     struct err *err); /* ERR_NOT_FOUND */
-/* The newest good one of a cycle: 1, or 0. */
+/* Is the manifest what its digest says? */
+bool checkpoint_is_whole(const struct checkpoint *c);
+/* The newest good one of a cycle whose manifest is whole: 1, or 0. */
 int checkpoint_newest(struct store *st, int64_t cycle, struct checkpoint *ret,
                       struct err *err);
-/* The newest good one of a job, whatever the cycle: 1, or 0. */
-int checkpoint_newest_of_job(struct store *st, int64_t job,
-                             struct checkpoint *ret, struct err *err);
 /* The id of one that this lease saved already: 1, or 0. */
 int checkpoint_find(struct store *st, int64_t lease, const char *digest,
                     int64_t *ret_id, struct err *err);
 int checkpoint_quarantine(struct store *st, int64_t id, const char *reason,
                           struct err *err);
+/* The same with its event, by whoever found the damage. 1; 0: it was set aside
+ * before, or is gone. */
+int checkpoint_set_aside(struct store *st, int64_t id, const char *actor,
+                         const char *why, int64_t now_ms, struct err *err);
+/* Good ones of a cycle newer than `than`, where a claim goes on: it passed them
+ * over, for their manifests are damaged. */
+int checkpoint_set_aside_newer(struct store *st, int64_t cycle, int64_t than,
+                               int64_t now_ms, struct err *err);
 /* Another death while loading it; the count in a row. */
 int checkpoint_load_died(struct store *st, int64_t id, int64_t *ret_deaths,
                          struct err *err);
 int checkpoint_loaded(struct store *st, int64_t id, struct err *err);
 
+/* As clients see them; "kept" says why each stays (retention.h). */
 int checkpoint_list(struct store *st, int64_t job, int64_t after, int64_t limit,
                     json_t **ret, struct err *err);
 /* {"id", …, "manifest"} */
@@ -111,6 +99,7 @@ struct checkpoint_body;
 int checkpoint_body_new(struct store *st, const struct checkpoint *c,
                         bool model, struct checkpoint_body **ret,
                         struct err *err);
+int64_t checkpoint_body_id(const struct checkpoint_body *b); /* whose */
 int64_t checkpoint_body_bytes(const struct checkpoint_body *b);
 /* Is what a read at `offset` needs first there, and whole? ERR_CORRUPT says
  * which chunk is not: to be asked while an answer can still say so. */
@@ -120,24 +109,3 @@ int64_t checkpoint_body_read(struct checkpoint_body *b, struct store *chunks,
                              int64_t offset, char *out, size_t len,
                              struct err *err);
 void checkpoint_body_free(void *b);
-
-/* ---- letting go ---- */
-
-/* Remove checkpoints beyond what is kept: the newest `keep` (at least two) of
- * an open cycle, the last one of a cycle that is done, the newest two good
- * ones of a job, pinned, quarantined, and those that a live lease started
- * from. The count removed. */
-int checkpoint_prune(struct store *st, struct err *err);
-
-/* Chunks that no manifest names, at most `limit` looked at after rowid
- * *after (moved on; 0 at the end of the file). */
-struct sweep {
-    json_t *orphans;      /* [sha256, …] */
-    json_t *live;         /* [[lease, holds that it let go], …] */
-    int64_t newest_lease; /* leases above it are live, whatever they are */
-};
-void sweep_release(struct sweep *s);
-int sweep_find(struct store *st, struct store *chunks, int64_t *after,
-               int64_t limit, struct sweep *ret, struct err *err);
-/* Delete those that no live lease holds. The count. */
-int sweep_run(struct store *chunks, const struct sweep *s, struct err *err);

@@ -302,33 +302,51 @@ int dataset_delete(struct store *st, const char *dataset, const char *shard,
     return txn_commit(&txn, err);
 }
 
-int dataset_unlink(struct store *st, struct err *err)
+int dataset_doomed(struct store *st, json_t **ret, struct err *err)
 {
     AUTO_JSON json_t *paths = json_array();
-    {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DOOMED_LIST);
-        int r;
-        while ((r = stmt_row(&q, err)) > 0)
-            json_array_append_new(paths, json_string(col_text(&q, 0)));
-        if (r < 0)
-            return r;
-    }
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DOOMED_LIST);
+    int r;
+    while ((r = stmt_row(&q, err)) > 0)
+        json_array_append_new(paths, json_string(col_text(&q, 0)));
+    if (r < 0)
+        return r;
+    *ret = json_incref(paths);
+    return (int)json_array_size(paths);
+}
+
+static int is_doomed(struct store *st, const char *path, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DOOMED_FIND);
+    stmt_text(&q, ":path", path);
+    return stmt_row(&q, err);
+}
+
+int dataset_unlink(struct store *st, const json_t *doomed, struct err *err)
+{
+    int n = 0;
     size_t i;
     json_t *rel;
-    json_array_foreach(paths, i, rel)
+    json_array_foreach(doomed, i, rel)
     {
         char path[4400];
+        int r = is_doomed(st, json_string_value(rel), err);
+        if (r < 0)
+            return r;
+        if (r == 0) /* another file has that name by now */
+            continue;
         snprintf(path, sizeof(path), "%s/%s", store_dir(st),
                  json_string_value(rel));
         if (unlink(path) < 0 && errno != ENOENT)
             return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
         *strrchr(path, '/') = '\0';
         rmdir(path); /* the dataset's folder, once it is empty */
-        int r = undoom(st, json_string_value(rel), err);
+        r = undoom(st, json_string_value(rel), err);
         if (r < 0)
             return r;
+        n++;
     }
-    return (int)json_array_size(paths);
+    return n;
 }
 
 int dataset_exists(struct store *st, const char *name, struct err *err)

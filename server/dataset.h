@@ -43,8 +43,12 @@ int dataset_shard(struct store *st, const char *dataset, const char *shard,
  * has not ended needs it. The files go with the next dataset_unlink. */
 int dataset_delete(struct store *st, const char *dataset, const char *shard,
                    struct err *err);
-/* Unlink files whose rows are gone for good. */
-int dataset_unlink(struct store *st, struct err *err);
+/* Files whose rows are gone for good: their number and paths. On a reader, which
+ * sees only what was committed: a removal that shares its commit with others may
+ * still come to nothing. */
+int dataset_doomed(struct store *st, json_t **ret, struct err *err);
+/* Unlink those that are doomed still. The count. */
+int dataset_unlink(struct store *st, const json_t *doomed, struct err *err);
 
 /* 0 when it exists; else ERR_INVALID at /data/dataset. */
 int dataset_exists(struct store *st, const char *name, struct err *err);

@@ -5,9 +5,11 @@
 #include "schema/json_read.h"
 #include "schema/wire.h"
 #include "server/checkpoint.h"
+#include "server/chunk.h"
 #include "server/handle.h"
 #include "server/job.h"
 #include "server/lease.h"
+#include "server/room.h"
 #include "server/server.h"
 
 int handle_lease_list(struct ctx *ctx, struct request *req, struct reply *ret,
@@ -99,9 +101,15 @@ int handle_chunk_put(struct ctx *ctx, struct request *req, struct reply *ret,
     int64_t id;
     int r = req_id(req, "id", &id, err);
     if (r >= 0)
+        r = room_check(ctx->server->room, ctx->st, id, (int64_t)req->body.len,
+                       ctx->mono_ms, err);
+    if (r >= 0)
         r = chunk_put(ctx->st, id, req_param(req, "sha256"), req->body.data,
                       req->body.len, err);
-    return r < 0 ? r : reply_empty(ret, 204);
+    if (r < 0)
+        return r;
+    room_used(ctx->server->room, id, (int64_t)req->body.len, ctx->mono_ms);
+    return reply_empty(ret, 204);
 }
 
 int handle_chunk_head(struct ctx *ctx, struct request *req, struct reply *ret,
@@ -169,7 +177,10 @@ int handle_lease_checkpoint(struct ctx *ctx, struct request *req,
         r = lease_checkpoint(ctx->st, id, c->token, &c->in,
                              c->releases ? &c->release : NULL, ctx->now_ms,
                              ctx->mono_ms, &out, err);
-    return r < 0 ? r : reply_json(ret, 201, out);
+    if (r < 0)
+        return r;
+    room_drop(ctx->server->room, id);
+    return reply_json(ret, 201, out);
 }
 
 /* ---- release ---- */

@@ -64,6 +64,9 @@ typedef int reply_next_fn(struct ctx *ctx, void *source, struct buf *out,
                           struct err *err);
 int reply_stream(struct reply *ret, const char *type, unsigned notices,
                  reply_next_fn *next, void *source, void (*done)(void *));
+/* The stream means nothing without its end: cut short, by a stop of the server
+ * for instance, it breaks off in a way that the client sees. */
+int reply_whole(struct reply *ret);
 /* Run this handler again after one of `notices`, or at until_ms (mono). */
 int reply_wait(struct reply *ret, unsigned notices, int64_t until_ms);
 void reply_header(struct reply *ret, const char *name, const char *value);

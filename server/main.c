@@ -10,8 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "schema/cleanup.h"
+#include "server/backup.h"
 #include "server/housekeep.h"
 #include "server/lease.h"
+#include "server/owner.h"
+#include "server/room.h"
 #include "server/server.h"
 #include "server/session.h"
 #include "server/supervisor.h"
@@ -19,6 +22,7 @@
 #define READERS 3
 #define EXIT_USAGE 2
 #define SAY_MS 10000
+#define UNKILLABLE_S 30 /* a killed one may hang in a driver */
 
 struct keeper {
     struct server *server;
@@ -118,6 +122,10 @@ static int start(struct server *s, struct keeper *k, struct err *err)
     s->started_mono_ms = server_mono_ms();
     r = lanes_new(s->dir, s, READERS, &s->lanes, err);
     if (r >= 0)
+        r = room_new(&s->room, err);
+    if (r >= 0)
+        r = backups_new(s, &s->backups, err);
+    if (r >= 0)
         r = session_table_new(s->lanes, &s->sessions, err);
     if (r >= 0)
         r = httpd_new(s, &s->httpd, err);
@@ -168,13 +176,18 @@ static void run(struct server *s, int signals)
     atomic_store(&s->shutting_down, true);
     httpd_notice(s->httpd, ~0u);
     supervisor_drain(s->supervisor);
-    int waited = 0;
+    int waited = 0, most = (s->options.drain_timeout_s + UNKILLABLE_S) * 1000;
     while (!supervisor_wait(s->supervisor, 100)) {
         waited += 100;
         if (poll(&fd, 1, 0) > 0) {
             fprintf(stderr,
                     "pawld: stopping at once; workers that still "
                     "train go on, and the next pawld takes them over\n");
+            return;
+        }
+        if (waited >= most) {
+            fprintf(stderr, "pawld: %d workers cannot be killed: left alone\n",
+                    supervisor_alive(s->supervisor));
             return;
         }
         if (waited % SAY_MS == 0)
@@ -193,9 +206,11 @@ static void stop(struct server *s, struct keeper *k)
     }
     keeper_stop(k);
     supervisor_free(s->supervisor);
+    backups_free(s->backups);
     lanes_stop(s->lanes);
     httpd_free(s->httpd);
     session_table_free(s->sessions);
+    room_free(s->room);
     options_release(&s->options);
     free(s->datasets_dir);
     free(s->tmp_dir);
@@ -231,6 +246,11 @@ int main(int argc, char **argv)
         line = end + 1;
     }
 
+    owner_policy = (struct owner_policy){
+        .age_ms = s.options.age_s * (int64_t)1000,
+        .shares = s.options.shares,
+        .n_shares = s.options.n_shares,
+    };
     umask(077);
     sigset_t set;
     sigemptyset(&set);

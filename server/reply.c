@@ -107,6 +107,12 @@ int reply_stream(struct reply *ret, const char *type, unsigned notices,
     return 0;
 }
 
+int reply_whole(struct reply *ret)
+{
+    ret->whole = true;
+    return 0;
+}
+
 int reply_wait(struct reply *ret, unsigned notices, int64_t until_ms)
 {
     ret->kind = REPLY_WAIT;
@@ -224,6 +230,9 @@ int reply_problem(struct reply *ret, const struct err *err, int status)
     }
     if (err->field[0])
         json_object_set_new(o, "field", json_string(err->field));
+    if (err->missing_bytes > 0)
+        json_object_set_new(o, "missing_bytes",
+                            json_integer(err->missing_bytes));
     reply_clear(ret);
     AUTO_FREE char *s = json_dumps(o, JSON_COMPACT);
     if (!s || buf_adds(&ret->bytes, s) < 0 || buf_add(&ret->bytes, "\n", 1) < 0)

@@ -27,6 +27,7 @@ struct reply {
     int64_t length;
     reply_read_fn *read;
     reply_next_fn *next;
+    bool whole; /* a STREAM that must not just end */
     void *source;
     void (*done)(void *);
     /* STREAM and WAIT */

@@ -138,7 +138,8 @@ static ssize_t stream_reader(void *cls, uint64_t pos, char *out, size_t max)
     buf_clear(&c->window);
     c->sent = 0;
     if (!conn_suspend(c))
-        return MHD_CONTENT_READER_END_OF_STREAM;
+        return c->reply.whole ? MHD_CONTENT_READER_END_WITH_ERROR
+                              : MHD_CONTENT_READER_END_OF_STREAM;
     conn_run(c, STAGE_STREAM, LANE_READ);
     return 0;
 }

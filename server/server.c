@@ -82,16 +82,24 @@ static int make_sub(const char *dir, const char *name, char **ret,
     return make_folder(*ret, err);
 }
 
-/* Uploads that a killed server left. */
-static void empty_folder(const char *path)
+/* Uploads and backups that a killed server left. */
+static void empty_folder(int above, const char *path)
 {
-    DIR *d = opendir(path);
+    int fd = openat(above, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *e;
-    while (d && (e = readdir(d)))
-        if (e->d_type == DT_REG)
-            unlinkat(dirfd(d), e->d_name, 0);
+    while (d && (e = readdir(d))) {
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
+            continue;
+        if (unlinkat(fd, e->d_name, 0) == 0 || above != AT_FDCWD)
+            continue;
+        empty_folder(fd, e->d_name); /* a backup's */
+        unlinkat(fd, e->d_name, AT_REMOVEDIR);
+    }
     if (d)
         closedir(d);
+    else if (fd >= 0)
+        close(fd);
 }
 
 static int take_lock(struct server *s, struct err *err)
@@ -242,7 +250,7 @@ int server_open_state(struct server *s, struct err *err)
         r = make_sub(s->dir, "logs", &s->logs_dir, err);
     if (r < 0)
         return r;
-    empty_folder(s->tmp_dir);
+    empty_folder(AT_FDCWD, s->tmp_dir);
     r = load_token(s, err);
     if (r < 0)
         return r;

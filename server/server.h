@@ -8,7 +8,7 @@
  *   DIR/url         base URL, there once /readyz is 200, gone after a clean
  *                   stop; http://localhost where there is only a Unix socket
  *   DIR/socket      path of the Unix socket, if one is listened on
- *   DIR/tmp         uploads under way; emptied at start
+ *   DIR/tmp         uploads and backups under way; emptied at start
  *   DIR/datasets/<dataset>/<shard>
  *   DIR/logs/worker-<pid>.log   what a local worker wrote to stderr */
 #pragma once
@@ -20,6 +20,7 @@
 #include "server/lane.h"
 #include "server/options.h"
 
+struct backups;
 struct httpd;
 struct session_table;
 struct supervisor;
@@ -44,6 +45,8 @@ struct server {
     atomic_bool ready;
     /* Stopping: claims get 204, workers are told to drain. */
     atomic_bool shutting_down;
+    struct room *room; /* promises of room on disk */
+    struct backups *backups;
     struct lanes *lanes;
     struct httpd *httpd;
     struct session_table *sessions;

@@ -1,9 +1,11 @@
 #include "server/store_db.h"
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 static const char *const sql_text[SQL_COUNT] = {
@@ -69,19 +71,62 @@ const char *store_dir(const struct store *st)
 /* Twice the WAL of checkpoints.db: to fold it back takes as much again. */
 int64_t store_spare = 16 << 20;
 
-int store_room(struct store *st, size_t more, struct err *err)
+int (*store_statvfs)(const char *path, struct statvfs *ret) = statvfs;
+
+int store_left(struct store *chunks, int64_t *ret, struct err *err)
 {
     struct statvfs fs;
-    if (statvfs(st->dir, &fs) < 0)
+    if (store_statvfs(chunks->dir, &fs) < 0) {
+        *ret = INT64_MAX / 4; /* not known: writing will show */
         return 0;
-    uint64_t spare = (uint64_t)store_spare;
-    uint64_t free = (uint64_t)fs.f_bavail * fs.f_frsize;
-    if (free >= spare + more)
-        return 0;
-    return err_set(err, ERR_NOSPACE,
-                   "%s: %d MiB are free, and the last %d are kept for what "
-                   "must still be written: make room there",
-                   st->dir, (int)(free >> 20), (int)(spare >> 20));
+    }
+    int64_t free = (int64_t)((uint64_t)fs.f_bavail * fs.f_frsize) - store_spare;
+    if (free > 0) { /* what goes into free pages goes through the WAL first */
+        CLEANUP(stmt_end)
+        struct stmt q = stmt_use(chunks, SQL_CHUNK_PAGES_FREE);
+        int r = stmt_row(&q, err);
+        if (r < 0)
+            return r;
+        free += col_int(&q, 0) * CHUNK_PAGE;
+    }
+    *ret = free;
+    return 0;
+}
+
+int store_room(struct store *chunks, size_t more, struct err *err)
+{
+    int64_t free;
+    int r = store_left(chunks, &free, err);
+    if (r < 0 || free >= (int64_t)more)
+        return r;
+    err_set(err, ERR_NOSPACE,
+            "%s: %" PRId64 " bytes are missing, for the last %d MiB of the "
+            "disk are kept for what must still be written: make room there",
+            chunks->dir, (int64_t)more - free, (int)(store_spare >> 20));
+    if (err)
+        err->missing_bytes = (int64_t)more - free;
+    return ERR_NOSPACE;
+}
+
+int64_t store_free(const struct store *st)
+{
+    struct statvfs fs;
+    return statvfs(st->dir, &fs) < 0
+               ? -1
+               : (int64_t)fs.f_bavail * (int64_t)fs.f_frsize;
+}
+
+void store_sizes(const struct store *st, struct store_sizes *ret)
+{
+    AUTO_FREE char *wal = NULL;
+    struct stat sb;
+    *ret = (struct store_sizes){0};
+    if (stat(st->path, &sb) == 0)
+        ret->db_bytes = sb.st_size;
+    if (asprintf(&wal, "%s-wal", st->path) < 0)
+        wal = NULL;
+    else if (stat(wal, &sb) == 0)
+        ret->wal_bytes = sb.st_size;
 }
 
 /* ---- transactions ---- */

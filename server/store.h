@@ -84,11 +84,42 @@ json_t *col_text_or_null(const struct stmt *q, int i);
 json_t *col_int_or_null(const struct stmt *q, int i);
 json_t *col_json_or_null(const struct stmt *q, int i);
 
+/* ---- copies, for a backup: store_copy.c ---- */
+
+/* Copy pawl.db as it is at this moment to a new file at `path`; `from` is a
+ * connection of its own, on which nothing else is done meanwhile. `stop` is
+ * asked now and then: true breaks it off with ERR_BUSY. *ret is the copy, open:
+ * not in WAL mode and never synced, for whoever reads it next is sent it. */
+typedef bool store_stop_fn(void *arg);
+int store_copy(struct store *from, const char *path, store_stop_fn *stop,
+               void *arg, struct store **ret, struct err *err);
+/* A new and empty checkpoints.db of that kind. */
+int store_copy_chunks(struct store *from, const char *path, struct store **ret,
+                      struct err *err);
+
+/* ---- sizes ---- */
+
+/* A writer's WAL is folded back from so many bytes on, and stays under a few
+ * times as many; before store_open. */
+extern int store_wal_bytes;
+
+struct store_sizes {
+    int64_t db_bytes, wal_bytes;
+};
+/* Of the file of a connection and its WAL, as they are on disk. */
+void store_sizes(const struct store *st, struct store_sizes *ret);
+/* Bytes that are free where the state is; < 0: not known. */
+int64_t store_free(const struct store *st);
 /* Is there room for `more` bytes, and store_spare besides? What lets go of
  * space has to write first, and so has every heartbeat: ERR_NOSPACE is better
  * said while they still can. */
 extern int64_t store_spare; /* tests raise it */
-int store_room(struct store *st, size_t more, struct err *err);
+int store_room(struct store *chunks, size_t more, struct err *err);
+/* Bytes of chunks there is room for besides store_spare: what the disk has, and
+ * pages that checkpoints.db has free. May be negative. */
+int store_left(struct store *chunks, int64_t *ret, struct err *err);
+struct statvfs;
+extern int (*store_statvfs)(const char *path, struct statvfs *ret); /* tests */
 
 int64_t store_last_id(struct store *st); /* rowid of the last insert */
 
@@ -98,7 +129,8 @@ enum notify {
     NOTIFY_QUEUE = 1,
     NOTIFY_JOB = 2,
     NOTIFY_WORKER = 4,
-    NOTIFY_DATASET = 8
+    NOTIFY_DATASET = 8,
+    NOTIFY_BACKUP = 16 /* of no transaction: a copy is ready */
 };
 void store_notify(struct store *st, unsigned bits);
 unsigned store_take_notices(struct store *st);

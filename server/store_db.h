@@ -9,6 +9,7 @@
 #include "server/store.h"
 
 #define BUSY_MS 10000
+#define CHUNK_PAGE 65536 /* of checkpoints.db */
 
 /* A transaction's statements, by depth: deeper ones than this do not occur. */
 #define TXN_DEPTH 8
@@ -23,6 +24,8 @@ struct store {
     int depth; /* of open transactions */
     bool full; /* the disk was, since the WAL was folded back last */
     unsigned notices;
+    int wal_pages; /* fold the WAL back from so many on */
+    int wal_most;  /* and wait for readers from so many on */
 };
 
 /* What SQLite said, as one of ours. */
@@ -30,3 +33,8 @@ int db_error(struct store *st, const char *what, struct err *err);
 int db_exec(struct store *st, const char *sql, struct err *err);
 /* The first column of the first row, or 0. */
 int db_int(struct store *st, const char *sql, int64_t *ret, struct err *err);
+/* A connection to any file, in no WAL mode: `chunks` picks the migrations. */
+int db_open_copy(const struct store *of, const char *path, bool chunks,
+                 struct store **ret, struct err *err);
+/* Bring an empty file to the newest schema. */
+int db_create(struct store *st, bool chunks, struct err *err);

@@ -11,6 +11,8 @@
 #include "server/assets.h"
 #include "server/store_db.h"
 
+#define WAL_MOST 4                /* times store_wal_bytes */
+#define WAL_WAIT_MS 50            /* for readers; writers wait meanwhile */
 #define APPLICATION_ID 0x7061776c /* "pawl" */
 /* quick_check reads the whole file: only where that takes a moment. */
 #define CHECK_MAX ((int64_t)256 << 20)
@@ -263,6 +265,40 @@ static int migrate(struct store *st, bool chunks, struct err *err)
     return r;
 }
 
+int store_wal_bytes = 4 << 20;
+
+/* After each commit. Folded back it is as SQLite would do it, past no reader;
+ * but where there is always some reader, the WAL never begins anew. So beyond
+ * wal_most wait for the readers of the moment: those that come later find all
+ * in the file and need no WAL. One that stays (a copy) is asked again only once
+ * as much has been written again. */
+static int on_commit(void *arg, sqlite3 *db, const char *name, int pages)
+{
+    struct store *st = arg;
+    if (pages < st->wal_pages)
+        return SQLITE_OK;
+    int first = st->wal_pages * WAL_MOST;
+    if (pages < first)
+        st->wal_most = first;
+    bool wait = pages >= st->wal_most;
+    if (wait)
+        sqlite3_busy_timeout(db, WAL_WAIT_MS);
+    int rc = sqlite3_wal_checkpoint_v2(
+        db, name, wait ? SQLITE_CHECKPOINT_TRUNCATE : SQLITE_CHECKPOINT_PASSIVE,
+        NULL, NULL);
+    if (wait) {
+        sqlite3_busy_timeout(db, BUSY_MS);
+        st->wal_most = rc == SQLITE_OK ? first : pages + first;
+    }
+    /* what could not be folded back now is tried again at the next commit,
+     * which is kept whatever this said */
+    return SQLITE_OK;
+}
+
+/* Both hold only before the first page is written. */
+static const char chunk_pages[] =
+    "PRAGMA page_size=65536; PRAGMA auto_vacuum=INCREMENTAL";
+
 static int open_writer(struct store *st, const char *dir, bool chunks,
                        struct err *err)
 {
@@ -274,10 +310,8 @@ static int open_writer(struct store *st, const char *dir, bool chunks,
                       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (r < 0)
         return r;
-    /* both hold only before the first page is written */
     if (chunks) {
-        r = db_exec(
-            st, "PRAGMA page_size=65536; PRAGMA auto_vacuum=INCREMENTAL", err);
+        r = db_exec(st, chunk_pages, err);
         if (r < 0)
             return r;
     }
@@ -285,11 +319,14 @@ static int open_writer(struct store *st, const char *dir, bool chunks,
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
                 "PRAGMA foreign_keys=ON; PRAGMA journal_size_limit=8388608",
                 err);
-    /* SQLite's 1000 pages would be 64 MiB of WAL before any is folded back */
-    if (r >= 0 && chunks)
-        r = db_exec(st, "PRAGMA wal_autocheckpoint=128", err);
     if (r < 0)
         return r;
+    st->wal_pages =
+        chunks ? 2 * store_wal_bytes / 65536 : store_wal_bytes / 4096;
+    if (st->wal_pages < 1)
+        st->wal_pages = 1;
+    st->wal_most = st->wal_pages * WAL_MOST;
+    sqlite3_wal_hook(st->db, on_commit, st);
     r = check(st, err);
     return r < 0 ? r : migrate(st, chunks, err);
 }
@@ -333,6 +370,38 @@ int store_open_reader(const char *dir, bool chunks, struct store **ret,
     }
     *ret = st;
     return 0;
+}
+
+int db_open_copy(const struct store *of, const char *path, bool chunks,
+                 struct store **ret, struct err *err)
+{
+    struct store *st = calloc(1, sizeof(*st));
+    if (!st)
+        return err_set(err, ERR_NOMEM, "no memory for a store");
+    int r = 0;
+    st->dir = strdup(of->dir);
+    st->path = strdup(path);
+    if (!st->dir || !st->path)
+        r = err_set(err, ERR_NOMEM, "no memory");
+    else if (sqlite3_open_v2(path, &st->db,
+                             SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE |
+                                 SQLITE_OPEN_NOMUTEX,
+                             NULL) != SQLITE_OK)
+        r = st->db ? db_error(st, "cannot be made", err)
+                   : err_set(err, ERR_NOMEM, "no memory");
+    if (r >= 0 && chunks)
+        r = db_exec(st, chunk_pages, err);
+    if (r < 0) {
+        store_close(st);
+        return r;
+    }
+    *ret = st;
+    return 0;
+}
+
+int db_create(struct store *st, bool chunks, struct err *err)
+{
+    return apply(st, chunks, 0, err);
 }
 
 void store_close(struct store *st)

@@ -15,11 +15,11 @@ static int64_t chunks_stored(struct world *w)
 
 static int sweeps(struct world *w)
 {
-    CLEANUP(sweep_release) struct sweep s = {0};
+    CLEANUP(chunk_sweep_release) struct chunk_sweep s = {0};
     int64_t after = 0;
-    must(sweep_find(w->st, w->chunks, &after, 1000, &s, &w->err));
+    must(chunk_sweep_find(w->st, w->chunks, &after, 1000, &s, &w->err));
     assert_int_equal(after, 0);
-    int n = sweep_run(w->chunks, &s, &w->err);
+    int n = chunk_sweep_run(w->chunks, &s, &w->err);
     must(n);
     return n;
 }
@@ -78,8 +78,8 @@ the_newest_two_stay_and_older_ones_go_with_their_chunks(void **state)
     assert_int_equal(chunks_stored(w), 5);
     must(releases(w, &a, YIELD_STEPS));
     assert_int_equal(sweeps(w), 0); /* all are named still */
-    assert_int_equal(checkpoint_prune(w->st, &w->err), 3);
-    assert_int_equal(checkpoint_prune(w->st, &w->err), 0);
+    assert_int_equal(prunes(w), 3);
+    assert_int_equal(prunes(w), 0);
     AUTO_JSON json_t *page = NULL;
     must(checkpoint_list(w->st, id, 0, 10, &page, &w->err));
     const json_t *items = json_object_get(page, "items");
@@ -103,7 +103,7 @@ static void what_a_live_lease_started_from_is_kept(void **state)
     assert_int_equal(claims(w, &a), 1);
     for (int i = 2; i <= 5; i++)
         must(saves(w, &a, i, NULL, NULL));
-    assert_int_equal(checkpoint_prune(w->st, &w->err), 2);
+    assert_int_equal(prunes(w), 2);
     AUTO_JSON json_t *kept = NULL;
     must(checkpoint_get(w->st, first, &kept, &w->err));
 }
@@ -153,13 +153,13 @@ static void a_lease_claimed_after_the_look_counts_as_live(void **state)
     assert_int_equal(claims(w, &a), 1);
     AUTO_JSON json_t *never = manifest_at(w, &a, 7);
     must(releases(w, &a, FAILED("data", "true")));
-    CLEANUP(sweep_release) struct sweep s = {0};
+    CLEANUP(chunk_sweep_release) struct chunk_sweep s = {0};
     int64_t after = 0;
-    must(sweep_find(w->st, w->chunks, &after, 1000, &s, &w->err));
+    must(chunk_sweep_find(w->st, w->chunks, &after, 1000, &s, &w->err));
     assert_int_equal(json_array_size(s.orphans), 1);
     assert_int_equal(claims(w, &b), 1); /* and saves the very same bytes */
     AUTO_JSON json_t *m = manifest_at(w, &b, 7);
-    assert_int_equal(sweep_run(w->chunks, &s, &w->err), 0);
+    assert_int_equal(chunk_sweep_run(w->chunks, &s, &w->err), 0);
     must(posts(w, &b, m, NULL, NULL));
 }
 

@@ -81,6 +81,19 @@ a_snapshot_has_shards_in_order_and_a_digest_of_their_bytes(void **state)
     assert_string_equal(one, two);
 }
 
+/* As housekeeping does: what a reader finds doomed, the writer unlinks. */
+static int unlinks(struct world *w)
+{
+    AUTO_JSON json_t *doomed = NULL;
+    struct store *reader = NULL;
+    must(store_open_reader(w->dir, false, &reader, &w->err));
+    must(dataset_doomed(reader, &doomed, &w->err));
+    store_close(reader);
+    int n = dataset_unlink(w->st, doomed, &w->err);
+    must(n);
+    return n;
+}
+
 static void what_a_job_needs_cannot_be_removed(void **state)
 {
     struct world *w = *state;
@@ -99,7 +112,7 @@ static void what_a_job_needs_cannot_be_removed(void **state)
     must(job_cancel(w->st, id, w->now, &w->err));
     must(dataset_delete(w->st, "set", NULL, &w->err));
     assert_true(file_exists(w, "datasets/set/a.jsonl"));
-    must(dataset_unlink(w->st, &w->err));
+    assert_int_equal(unlinks(w), 3);
     assert_false(file_exists(w, "datasets/set"));
     assert_false(file_exists(w, "datasets/other"));
 }
@@ -110,11 +123,40 @@ static void a_name_can_be_used_anew_before_its_old_file_went(void **state)
     must(try_shard(w, "s", "a.jsonl", "{}\n"));
     must(dataset_delete(w->st, "s", "a.jsonl", &w->err));
     assert_int_equal(try_shard(w, "s", "a.jsonl", "{\"new\":1}\n"), 1);
-    must(dataset_unlink(w->st, &w->err));
+    assert_int_equal(unlinks(w), 0);
     assert_true(file_exists(w, "datasets/s/a.jsonl"));
     struct shard_file f;
     must(dataset_shard(w->st, "s", "a.jsonl", &f, &w->err));
     assert_int_equal(f.bytes, 10);
+}
+
+/* A removal shares its commit with other requests, and may fail with them. */
+static void a_file_outlives_a_removal_that_was_not_committed(void **state)
+{
+    struct world *w = *state;
+    must(try_shard(w, "s", "a.jsonl", "{}\n"));
+    {
+        CLEANUP(txn_end) struct txn batch = TXN_INIT;
+        must(txn_begin(&batch, w->st, &w->err));
+        must(dataset_delete(w->st, "s", "a.jsonl", &w->err));
+        assert_int_equal(unlinks(w), 0);
+    }
+    assert_true(file_exists(w, "datasets/s/a.jsonl"));
+    struct shard_file f;
+    must(dataset_shard(w->st, "s", "a.jsonl", &f, &w->err));
+}
+
+/* Found doomed, and put anew before the writer comes to it. */
+static void a_file_put_anew_is_not_unlinked_for_the_old_one(void **state)
+{
+    struct world *w = *state;
+    AUTO_JSON json_t *doomed = NULL;
+    must(try_shard(w, "s", "a.jsonl", "{}\n"));
+    must(dataset_delete(w->st, "s", "a.jsonl", &w->err));
+    assert_int_equal(dataset_doomed(w->st, &doomed, &w->err), 1);
+    must(try_shard(w, "s", "a.jsonl", "{\"new\":1}\n"));
+    assert_int_equal(dataset_unlink(w->st, doomed, &w->err), 0);
+    assert_true(file_exists(w, "datasets/s/a.jsonl"));
 }
 
 int main(void)
@@ -126,6 +168,8 @@ int main(void)
         TEST(a_snapshot_has_shards_in_order_and_a_digest_of_their_bytes),
         TEST(what_a_job_needs_cannot_be_removed),
         TEST(a_name_can_be_used_anew_before_its_old_file_went),
+        TEST(a_file_outlives_a_removal_that_was_not_committed),
+        TEST(a_file_put_anew_is_not_unlinked_for_the_old_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

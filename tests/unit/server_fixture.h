@@ -18,12 +18,15 @@
 #include "schema/spec.h"
 #include "schema/state.h"
 #include "server/checkpoint.h"
+#include "server/chunk.h"
 #include "server/cycle.h"
 #include "server/dataset.h"
 #include "server/event.h"
 #include "server/job.h"
 #include "server/lease.h"
+#include "server/memory.h"
 #include "server/metric.h"
+#include "server/retention.h"
 #include "server/upload.h"
 
 struct world {
@@ -220,6 +223,7 @@ struct worker {
     int64_t id, token, job, step;
     char digest[DIGEST_HEX]; /* of its newest checkpoint */
     int seq, claims;
+    const char *offer; /* JSON members instead of its devices, or NULL */
 };
 
 static inline void worker_drop(struct worker *k)
@@ -236,10 +240,11 @@ static inline int worker_claims(struct world *w, struct worker *k)
     snprintf(uuid, sizeof(uuid), "%s-%d", k->name, k->claims);
     AUTO_JSON json_t *body = json_fmt(
         "{\"worker\": {\"name\": \"%s\", \"host\": \"h\", \"pid\": %d,"
-        " \"started\": %d, \"boot\": \"b\", \"local\": true, \"devices\":"
-        " [{\"kind\": \"cpu\"}], \"cpus\": 3, \"version\": \"1\","
-        " \"library\": %s}, \"claim\": \"%s\"}",
+        " \"started\": %d, \"boot\": \"b\", \"local\": true, %s,"
+        " \"cpus\": 3, \"version\": \"1\", \"library\": %s},"
+        " \"claim\": \"%s\"}",
         k->name, (int)(k->pid ? k->pid : 100), k->claims,
+        k->offer ? k->offer : "\"devices\": [{\"kind\": \"cpu\"}]",
         k->library ? k->library : "{\"libtorch\": \"1\"}", uuid);
     must(worker_claim_parse(body, &in, &w->err));
     json_t *a = NULL;
@@ -363,6 +368,13 @@ static inline int releases(struct world *w, struct worker *k, const char *text)
     AUTO_JSON json_t *a = NULL;
     return lease_release(w->st, k->id, token, &in, w->now, w->mono, &a,
                          &w->err);
+}
+
+/* Let go of what need not stay: the count. */
+static inline int prunes(struct world *w)
+{
+    int64_t after = 0;
+    return retention_prune(w->st, &after, w->now, &w->err);
 }
 
 #define YIELD_STEPS "{\"outcome\": \"yielded\", \"reason\": \"steps\"}"

@@ -246,15 +246,15 @@ static int finish(struct tale *t)
 
 static int prune(struct tale *t)
 {
-    return checkpoint_prune(t->w.st, &t->w.err);
+    return prunes(&t->w);
 }
 
 static int sweep(struct tale *t)
 {
-    CLEANUP(sweep_release) struct sweep s = {0};
+    CLEANUP(chunk_sweep_release) struct chunk_sweep s = {0};
     int64_t after = 0;
-    int r = sweep_find(t->w.st, t->w.chunks, &after, 1000, &s, &t->w.err);
-    return r < 0 ? r : sweep_run(t->w.chunks, &s, &t->w.err);
+    int r = chunk_sweep_find(t->w.st, t->w.chunks, &after, 1000, &s, &t->w.err);
+    return r < 0 ? r : chunk_sweep_run(t->w.chunks, &s, &t->w.err);
 }
 
 /* pawld ends and starts: the logs are folded into their files. */
@@ -782,13 +782,6 @@ static void a_power_cut_while_the_files_are_made_is_mended(void **state)
     print_message("# %d calls\n", (int)n - 2);
 }
 
-static int few_pages(sqlite3 *db, char **msg, const void *api)
-{
-    /* logs are folded into the files all the time, not every 1,000 pages */
-    sqlite3_wal_autocheckpoint(db, 6);
-    return SQLITE_OK;
-}
-
 static int begin(void **state)
 {
     const char *text = getenv("PAWL_SEED");
@@ -804,7 +797,8 @@ static int begin(void **state)
     world_close(w);
     strcpy(template_dir, w->dir);
     frail_register();
-    sqlite3_auto_extension((void (*)(void))few_pages);
+    /* logs are folded into the files all the time, not every 1,000 pages */
+    store_wal_bytes = 6 * 4096;
     return 0;
 }
 

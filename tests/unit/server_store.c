@@ -1,5 +1,9 @@
 /* One connection to the state database. */
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
 #include "server_fixture.h"
 #include "server/assets.h"
 #include "server/once.h"
@@ -93,6 +97,9 @@ static void both_files_are_as_promised(void **state)
 {
     struct world *w = *state;
     char cmd[400];
+    int newest = 0;
+    for (const struct asset *a = migrations; a->name; a++)
+        newest = atoi(a->name) > newest ? atoi(a->name) : newest;
     snprintf(cmd, sizeof(cmd),
              "test \"$(sqlite3 %s/checkpoints.db 'PRAGMA page_size; PRAGMA "
              "auto_vacuum; PRAGMA journal_mode; PRAGMA user_version' | tr "
@@ -102,8 +109,8 @@ static void both_files_are_as_promised(void **state)
     snprintf(cmd, sizeof(cmd),
              "test \"$(sqlite3 %s/pawl.db 'PRAGMA journal_mode; PRAGMA "
              "user_version; PRAGMA foreign_key_check' | tr '\\n' ' ')\" = "
-             "'wal 1 '",
-             w->dir);
+             "'wal %d '",
+             w->dir, newest);
     assert_int_equal(system(cmd), 0);
 }
 
@@ -246,6 +253,107 @@ static void the_wal_of_chunks_stays_small(void **state)
     assert_true(sb.st_size < 16 << 20);
 }
 
+static int64_t wal_size(struct world *w, struct store *st)
+{
+    struct store_sizes sizes;
+    store_sizes(st, &sizes);
+    return sizes.wal_bytes;
+}
+
+/* About 40 KiB a commit. */
+static void write_some(struct world *w, int commits)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+    for (int i = 0; i < 700; i++)
+        must(buf_adds(&text, "what happened. "));
+    struct event e = {.step = -1, .kind = "k", .actor = "a"};
+    for (int i = 0; i < commits; i++) {
+        CLEANUP(txn_end) struct txn txn = TXN_INIT;
+        must(txn_begin(&txn, w->st, &w->err));
+        for (int k = 0; k < 50; k++)
+            must(event_add(w->st, &e, w->now, &w->err, "%s", text.data));
+        must(txn_commit(&txn, &w->err));
+    }
+}
+
+struct reading {
+    struct world *w;
+    atomic_bool stop;
+    atomic_long reads;
+};
+
+/* One read after the other, 4 ms each. */
+static void *reads_on(void *arg)
+{
+    struct reading *r = arg;
+    struct world *w = r->w;
+    struct store *st = NULL;
+    struct err err;
+    if (store_open_reader(w->dir, false, &st, &err) < 0)
+        abort();
+    while (!atomic_load(&r->stop)) {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_EVENT_ANY);
+        if (stmt_row(&q, &err) != 1)
+            abort();
+        struct timespec nap = {.tv_nsec = 4000000};
+        nanosleep(&nap, NULL);
+        atomic_fetch_add(&r->reads, 1);
+    }
+    store_close(st);
+    return NULL;
+}
+
+/* Three readers that overlap, so that there is always one: SQLite's own way
+ * would let the WAL grow as long as they come. */
+static void the_wal_begins_anew_where_there_is_always_a_reader(void **state)
+{
+    struct world *w = *state;
+    struct reading r = {.w = w};
+    pthread_t threads[3];
+    write_some(w, 1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, reads_on, &r), 0);
+    while (atomic_load(&r.reads) < 9) /* all are at it */
+        sched_yield();
+    int64_t most = 0;
+    for (int i = 0; i < 1500; i++) {
+        write_some(w, 1);
+        int64_t now = wal_size(w, w->st);
+        most = now > most ? now : most;
+    }
+    atomic_store(&r.stop, true);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    print_message("# at most %d MiB, over %d reads\n", (int)(most >> 20),
+                  (int)atomic_load(&r.reads));
+    assert_true(most < 40 << 20);
+}
+
+/* It is waited for now and then, not at each commit. */
+static void a_reader_that_stays_is_no_brake(void **state)
+{
+    struct world *w = *state;
+    struct store *reader = NULL;
+    must(store_open_reader(w->dir, false, &reader, &w->err));
+    write_some(w, 1);
+    struct stmt q = stmt_use(reader, SQL_EVENT_ANY);
+    assert_int_equal(stmt_row(&q, &w->err), 1);
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    write_some(w, 400);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    double took =
+        (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) / 1e9;
+    int64_t grown = wal_size(w, w->st);
+    print_message("# %d MiB in %.2f s\n", (int)(grown >> 20), took);
+    assert_true(grown > 32 << 20);
+    assert_true(took < 20); /* 50 ms for each 16 MiB, not for each commit */
+    stmt_end(&q);
+    store_close(reader);
+    write_some(w, 1000); /* as far again as it has come */
+    assert_true(wal_size(w, w->st) < grown);
+}
+
 static void a_disk_that_is_nearly_full_takes_no_new_chunk(void **state)
 {
     struct world *w = *state;
@@ -278,6 +386,8 @@ int main(void)
         TEST(notices_come_with_the_change),
         TEST(both_files_are_as_promised),
         TEST(the_wal_of_chunks_stays_small),
+        TEST(the_wal_begins_anew_where_there_is_always_a_reader),
+        TEST(a_reader_that_stays_is_no_brake),
         TEST(a_disk_that_is_nearly_full_takes_no_new_chunk),
         TEST(a_newer_database_is_refused_and_left_alone),
         TEST(a_lost_database_is_not_replaced_by_an_empty_one),
