@@ -385,6 +385,29 @@ void json_pointer_index(char out[JSON_POINTER_MAX], const char *at, size_t i)
     json_pointer(out, at, step);
 }
 
+int json_read_labels(const json_t *in, const char *at, json_t **ret,
+                     struct err *err)
+{
+    struct json_read r;
+    const char *key;
+    json_t *value;
+    if (json_read_open_any(&r, in, at, err) < 0)
+        return r.r;
+    if (json_object_size(r.object) > JSON_LABELS_MAX)
+        return json_read_fail(&r, "", "there are more than %d labels",
+                              JSON_LABELS_MAX);
+    json_object_foreach((json_t *)r.object, key, value)
+    {
+        if (!*key || strlen(key) > 64)
+            return json_read_fail(&r, key, "a label's name has 1 to 64 bytes");
+        if (!json_is_string(value) || json_string_length(value) > 256)
+            return json_read_fail(
+                &r, key, "a label's value is a string of at most 256 bytes");
+    }
+    *ret = r.object ? json_copy((json_t *)r.object) : json_object();
+    return *ret ? 0 : err_set(err, ERR_NOMEM, "no memory for labels");
+}
+
 int json_read_fail(struct json_read *r, const char *name, const char *fmt, ...)
 {
     if (r->r < 0)

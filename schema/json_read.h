@@ -87,6 +87,12 @@ const json_t *json_read_object(struct json_read *r, const char *name);
 const json_t *json_read_array(struct json_read *r, const char *name,
                               size_t max);
 
+/* Labels: an object of at most 64 names of 1 to 64 bytes with strings of at most
+ * 256. *ret is never NULL on success; the caller owns it. */
+#define JSON_LABELS_MAX 64
+int json_read_labels(const json_t *in, const char *at, json_t **ret,
+                     struct err *err);
+
 /* Record an error at a field of this object ("" is the object itself). The
  * first error stays. Returns r->r. */
 int json_read_fail(struct json_read *r, const char *name, const char *fmt, ...)

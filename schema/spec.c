@@ -307,29 +307,6 @@ static int read_limits(const json_t *in, struct limits *l, struct err *err)
     return r.r;
 }
 
-static int read_labels(const json_t *in, struct spec *s, struct err *err)
-{
-    s->labels = json_object();
-    if (!s->labels)
-        return no_memory(err);
-    struct json_read r;
-    json_read_open_any(&r, in, "/labels", err);
-    if (json_object_size(r.object) > 64)
-        json_read_fail(&r, "", "there are more than 64 labels");
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)r.object, key, value)
-    {
-        if (!*key || strlen(key) > 64)
-            return json_read_fail(&r, key, "a label's name has 1 to 64 bytes");
-        if (!json_is_string(value) || json_string_length(value) > 256)
-            return json_read_fail(
-                &r, key, "a label's value is a string of at most 256 bytes");
-        json_object_set(s->labels, key, value);
-    }
-    return r.r;
-}
-
 int64_t spec_after(const json_t *item, bool *ret_ended)
 {
     if (ret_ended)
@@ -485,7 +462,8 @@ int spec_parse(const json_t *in, struct spec *ret, struct err *err)
     if (!s.name || !s.kind)
         return no_memory(err);
 
-    int q = read_labels(json_read_get(&r, "labels"), &s, err);
+    int q = json_read_labels(json_read_get(&r, "labels"), "/labels", &s.labels,
+                             err);
     if (q == 0)
         q = read_after(after, &s, err);
     if (q == 0)

@@ -5,8 +5,11 @@
 #include "schema/spec.h"
 #include "server/checkpoint.h"
 #include "server/event.h"
+#include "server/evidence.h"
 #include "server/job.h"
 #include "server/match.h"
+#include "server/owner.h"
+#include "server/room.h"
 #include "server/start.h"
 
 #define BACKOFF_FIRST_MS 1000
@@ -15,7 +18,7 @@
 
 struct ending {
     const char *outcome, *reason, *detail, *evidence;
-    const json_t *error, *answer;
+    const json_t *error, *answer, *death;
     bool expired;
     int64_t counted;
 };
@@ -31,12 +34,16 @@ static int end_lease(struct store *st, struct lease *l, const struct ending *e,
     stmt_text(&q, ":evidence", e->evidence);
     stmt_json(&q, ":error", e->error);
     stmt_json(&q, ":answer", e->answer);
+    stmt_json(&q, ":death", e->death);
     stmt_int(&q, ":expired", e->expired);
     stmt_int(&q, ":counted", e->counted);
     stmt_int(&q, ":now", now_ms);
     store_notify(st, NOTIFY_JOB | NOTIFY_WORKER);
     int64_t n = stmt_run(&q, err);
-    return n < 0 ? (int)n : 0;
+    if (n < 0)
+        return (int)n;
+    int r = owner_ended(st, l->cycle, now_ms, err);
+    return r < 0 ? r : worker_let_go(st, l->id, now_ms, err);
 }
 
 /* ---- budgets ---- */
@@ -62,11 +69,18 @@ static int64_t limit_of(const struct job *j, const char *name)
         json_object_get(json_object_get(j->spec, "limits"), name));
 }
 
-static json_t *error_json(const char *code, const char *detail,
-                          const char *evidence)
+/* Why the job is failed, with what its lost leases left behind. */
+static int fail_with_evidence(struct store *st, const struct cycle *c,
+                              const char *code, const char *why, int64_t now_ms,
+                              struct err *err)
 {
-    return json_pack("{ss ss ss*}", "code", code, "detail", detail, "evidence",
-                     evidence);
+    AUTO_JSON json_t *evidence = NULL;
+    int r = evidence_of(st, c->id, &evidence, err);
+    if (r < 0)
+        return r;
+    AUTO_JSON json_t *error = json_pack("{ss ss sO}", "code", code, "detail",
+                                        why, "evidence", evidence);
+    return job_fail(st, c->job, why, error, now_ms, err);
 }
 
 /* Has the lease come further than any before it? Counts it when not. */
@@ -82,8 +96,7 @@ static int64_t count_progress(const struct lease *l, struct cycle *c)
 
 /* Too many leases in a row without progress: the job fails. 1 when so. */
 static int check_no_progress(struct store *st, const struct job *j,
-                             const struct lease *l, const struct cycle *c,
-                             const char *last, const char *evidence,
+                             const struct cycle *c, const char *last,
                              int64_t now_ms, struct err *err)
 {
     int64_t limit = limit_of(j, "no_progress");
@@ -94,8 +107,7 @@ static int check_no_progress(struct store *st, const struct job *j,
              "%" PRId64 " leases in a row got no further than step %" PRId64
              "; the last one: %.700s",
              c->no_progress, c->best_step, last);
-    AUTO_JSON json_t *error = error_json("no_progress", why, evidence);
-    int r = job_fail(st, l->job, why, error, now_ms, err);
+    int r = fail_with_evidence(st, c, "no_progress", why, now_ms, err);
     return r < 0 ? r : 1;
 }
 
@@ -133,8 +145,8 @@ static int blame_loading(struct store *st, const struct lease *l,
 
 /* how: "was killed by signal 9, cause unknown" */
 int ending_lost(struct store *st, struct lease *l, const char *how,
-                const char *evidence, bool expired, int64_t now_ms,
-                struct err *err)
+                const char *evidence, const json_t *death, bool expired,
+                int64_t now_ms, struct err *err)
 {
     CLEANUP(txn_end) struct txn txn = TXN_INIT;
     CLEANUP(job_release) struct job j = {0};
@@ -169,6 +181,7 @@ int ending_lost(struct store *st, struct lease *l, const char *how,
     struct ending e = {.outcome = "lost",
                        .reason = what,
                        .evidence = evidence,
+                       .death = death,
                        .expired = expired,
                        .counted = counted};
     r = end_lease(st, l, &e, now_ms, err);
@@ -196,10 +209,9 @@ int ending_lost(struct store *st, struct lease *l, const char *how,
                  "%" PRId64 " workers were lost without a new checkpoint: it "
                  "kills its workers; the last one: %s",
                  c.lost, what);
-        AUTO_JSON json_t *error = error_json("lost", last, evidence);
-        r = job_fail(st, l->job, last, error, now_ms, err);
+        r = fail_with_evidence(st, &c, "lost", last, now_ms, err);
     } else {
-        r = check_no_progress(st, &j, l, &c, what, evidence, now_ms, err);
+        r = check_no_progress(st, &j, &c, what, now_ms, err);
     }
     if (r >= 0)
         r = job_settle(st, l->job, false, now_ms, err);
@@ -262,7 +274,7 @@ static int yield_lease(struct store *st, struct lease *l, struct cycle *c,
                         start.records, err);
     if (r < 0 || j->cancel || j->pause)
         return r;
-    return check_no_progress(st, j, l, c, why, NULL, now_ms, err);
+    return check_no_progress(st, j, c, why, now_ms, err);
 }
 
 /* ---- failed ---- */
@@ -416,7 +428,7 @@ static int retry_later(struct store *st, struct lease *l, struct cycle *c,
                     start.epoch, start.records, err);
     if (r < 0 || j->cancel)
         return r;
-    return check_no_progress(st, j, l, c, text, NULL, now_ms, err);
+    return check_no_progress(st, j, c, text, now_ms, err);
 }
 
 static int fail(struct store *st, struct lease *l, struct cycle *c,
@@ -435,6 +447,9 @@ static int fail(struct store *st, struct lease *l, struct cycle *c,
                    ? r
                    : job_fail(st, l->job, text, in->error_json, now_ms, err);
     }
+    if (in->error.given && in->error.bytes > 0 &&
+        !strcmp(in->error.code, err_word(ERR_NOSPACE)))
+        return room_park(st, l, c, in, now_ms, err);
     if (in->error.given && !strcmp(in->error.code, "oom") && !j->cancel) {
         int r = split(st, l, c, j, text, now_ms, err);
         if (r)

@@ -6,6 +6,7 @@
  *   failed ────► final (data, spec, not finite): the job fails
  *                a state that does not verify: it is set aside, and the cycle
  *                goes on from the one before
+ *                no room on disk for its state: it is parked (room.h)
  *                out of memory with "on_oom": "split": half the micro-batch
  *                else: ready again, after a pause from the second time on
  *
@@ -25,10 +26,11 @@
 #include "server/store.h"
 
 /* Its worker is gone (`how`: "was killed by signal 9, cause unknown"), or
- * silent for too long: `expired`, and may come back. evidence: or NULL. */
+ * silent for too long: `expired`, and may come back. evidence, death
+ * (evidence_death): or NULL. */
 int ending_lost(struct store *st, struct lease *l, const char *how,
-                const char *evidence, bool expired, int64_t now_ms,
-                struct err *err);
+                const char *evidence, const json_t *death, bool expired,
+                int64_t now_ms, struct err *err);
 
 /* Its worker lets go of it, inside the caller's transaction. The report of it
  * is written down already. *ret: {"outcome"}. */

@@ -17,6 +17,9 @@
 #include "server/cycle.h"
 #include "server/event.h"
 #include "server/job.h"
+#include "server/owner.h"
+#include "server/stall.h"
+#include "server/room.h"
 
 static int set_state(struct store *st, int64_t id, const char *state,
                      const char *reason, int64_t now_ms, struct err *err)
@@ -247,6 +250,8 @@ static int advance(struct store *st, struct wave *w, const struct job *j,
             return r < 0 ? r : 0;
         }
     }
+    if (c->parked_ms) /* room.c ends that */
+        return 0;
     /* a wall clock set back must not make it wait for longer than it would */
     if (c->not_before_ms > now_ms && c->not_before_ms - now_ms < 120000)
         return 0;
@@ -265,6 +270,24 @@ static int advance(struct store *st, struct wave *w, const struct job *j,
     return r < 0 ? r : 1;
 }
 
+static int set_running(struct store *st, const struct job *j,
+                       const struct cycle *c, int64_t now_ms, struct err *err)
+{
+    char why[512];
+    int r = stall_why(st, c->id, why, sizeof(why), err);
+    if (r == 0)
+        r = room_why(st, c->id, why, sizeof(why), err);
+    if (r < 0)
+        return r;
+    return set_state(st, j->id, "running",
+                     j->cancel > 1 ? "stopping at once, as asked"
+                     : j->cancel   ? "canceling: the worker saves first"
+                     : j->pause    ? "pausing: the worker saves first"
+                     : r           ? why
+                                   : NULL,
+                     now_ms, err);
+}
+
 static int settle(struct store *st, struct wave *w, int64_t id, bool strict,
                   int64_t now_ms, struct err *err)
 {
@@ -280,13 +303,10 @@ static int settle(struct store *st, struct wave *w, int64_t id, bool strict,
     }
     if (r < 0)
         return r;
-    if (!strcmp(c.state, "leased"))
-        return set_state(st, id, "running",
-                         j.cancel > 1 ? "stopping at once, as asked"
-                         : j.cancel   ? "canceling: the worker saves first"
-                         : j.pause    ? "pausing: the worker saves first"
-                                      : NULL,
-                         now_ms, err);
+    if (!strcmp(c.state, "leased")) {
+        r = owner_place(st, c.id, now_ms, err);
+        return r < 0 ? r : set_running(st, &j, &c, now_ms, err);
+    }
     if (j.cancel)
         return cancel(st, w, id, BY_REQUEST, now_ms, err);
     if (!strcmp(c.state, "waiting")) {
@@ -294,7 +314,10 @@ static int settle(struct store *st, struct wave *w, int64_t id, bool strict,
         if (r)
             return r < 0 ? r : 0;
     }
-    char why[768] = "";
+    r = owner_place(st, c.id, now_ms, err);
+    if (r < 0)
+        return r;
+    char why[2200] = "";
     if (j.pause)
         snprintf(why, sizeof(why),
                  "paused by request at step %" PRId64 "; POST /v1/jobs/%" PRId64

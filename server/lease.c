@@ -7,11 +7,15 @@
 #include "server/cycle.h"
 #include "server/ending.h"
 #include "server/event.h"
+#include "server/evidence.h"
 #include "server/job.h"
 #include "server/lease_row.h"
 #include "server/match.h"
+#include "server/memory.h"
 #include "server/metric.h"
+#include "server/owner.h"
 #include "server/page.h"
+#include "server/unfit.h"
 #include "server/when.h"
 
 struct lease_timing lease_timing = {WIRE_HEARTBEAT_S * 1000,
@@ -64,13 +68,38 @@ static int note_inexact(struct store *st, const struct lease *l,
                      n > 1 ? ", and more values beside it" : "");
 }
 
+/* Steps, or none: an event when that changes. */
+static int look_at_steps(struct store *st, struct lease *l,
+                         const struct cycle *c, const char *stage,
+                         int64_t before, int64_t now_ms, int64_t mono_ms,
+                         char *ret, size_t cap, struct err *err)
+{
+    char last[128];
+    stall_text(&l->stall, mono_ms, last, sizeof(last));
+    enum stall_word word =
+        stall_look(&l->stall, stage, l->step - before, mono_ms);
+    struct event e = lease_event(l, c, "stalled");
+    *ret = '\0';
+    if (l->stall.stalled)
+        snprintf(ret, cap, "stalled: %s", last);
+    if (word == STALL_BEGINS)
+        return event_add(st, &e, now_ms, err,
+                         "worker %s is at step %" PRId64 ": %s", l->worker,
+                         l->step, last);
+    if (word != STALL_ENDS)
+        return 0;
+    e.kind = "moving";
+    return event_add(st, &e, now_ms, err, "worker %s goes on, after %s",
+                     l->worker, last);
+}
+
 /* Write down what a worker reported; l and c follow the position. */
 static int apply(struct store *st, struct lease *l, struct cycle *c,
                  const struct report *in, int64_t now_ms, int64_t mono_ms,
                  struct err *err)
 {
-    char what[300];
-    int64_t differ = 0;
+    char what[300], stalled[160] = "";
+    int64_t differ = 0, before = l->step, moved = l->stall.moved_mono_ms;
     int r = metric_add(st, c->id, l->id, in->metrics, &differ, what,
                        sizeof(what), err);
     if (r >= 0 && differ)
@@ -95,8 +124,13 @@ static int apply(struct store *st, struct lease *l, struct cycle *c,
         if (r < 0)
             return r;
     }
-    if (in->stage)
+    if (in->stage) {
         snprintf(l->stage, sizeof(l->stage), "%s", in->stage);
+        r = look_at_steps(st, l, c, in->stage, before, now_ms, mono_ms, stalled,
+                          sizeof(stalled), err);
+        if (r < 0)
+            return r;
+    }
     {
         CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_REPORT);
         stmt_int(&q, ":id", c->id);
@@ -125,6 +159,11 @@ static int apply(struct store *st, struct lease *l, struct cycle *c,
     peak_bind(&q, ":allocated", in->memory, "allocated_bytes");
     peak_bind(&q, ":device", in->memory, "device_bytes");
     peak_bind(&q, ":rss", in->memory, "rss_bytes");
+    stmt_int(&q, ":moved_mono", l->stall.moved_mono_ms);
+    if (l->stall.moved_mono_ms != moved)
+        stmt_int(&q, ":moved", now_ms);
+    stmt_real(&q, ":step_ms", l->stall.step_ms);
+    stmt_text(&q, ":stalled", stalled[0] ? stalled : NULL);
     stmt_int(&q, ":now", now_ms);
     stmt_int(&q, ":mono", mono_ms);
     int64_t n = stmt_run(&q, err);
@@ -172,9 +211,12 @@ int lease_heartbeat(struct store *st, int64_t id, int64_t token,
     if (in->seq > 0 && in->seq <= l.seq) {
         r = heard(st, id, now_ms, mono_ms, err);
     } else {
+        bool was = l.stall.stalled;
         r = apply(st, &l, &c, in, now_ms, mono_ms, err);
         if (r >= 0)
             r = job_touch(st, l.job, err);
+        if (r >= 0 && (was || l.stall.stalled)) /* the job's reason */
+            r = job_settle(st, l.job, false, now_ms, err);
     }
     if (r >= 0)
         r = job_load_part(st, l.job, JOB_RUNTIME, &j, err);
@@ -224,6 +266,11 @@ int lease_heartbeat(struct store *st, int64_t id, int64_t token,
 
 int lease_listening(struct store *st, int64_t mono_ms, struct err *err)
 {
+    int r = owner_recount(st, err);
+    if (r >= 0)
+        r = unfit_workers(st, NULL, err);
+    if (r < 0)
+        return r;
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_LEASE_LISTENING);
     stmt_int(&q, ":mono", mono_ms);
     int64_t n = stmt_run(&q, err);
@@ -253,7 +300,7 @@ int lease_tick(struct store *st, int64_t now_ms, int64_t mono_ms,
         snprintf(how, sizeof(how), "was not heard of for %" PRId64 " s",
                  lease_timing.expiry_ms / 1000);
         if (r >= 0)
-            r = ending_lost(st, &l, how, NULL, true, now_ms, err);
+            r = ending_lost(st, &l, how, NULL, NULL, true, now_ms, err);
         if (r < 0)
             return r;
     }
@@ -265,9 +312,22 @@ int lease_worker_died(struct store *st, int64_t pid, int64_t started,
                       const char *boot, const char *how, const char *evidence,
                       int64_t now_ms, struct err *err)
 {
+    struct death d = {.pid = pid,
+                      .start_ticks = started,
+                      .kind = DEATH_UNKNOWN,
+                      .code = -1,
+                      .signal = -1};
+    snprintf(d.verdict, sizeof(d.verdict), "%s", how);
+    snprintf(d.evidence, sizeof(d.evidence), "%s", evidence ? evidence : "");
+    return lease_died(st, &d, boot, now_ms, err);
+}
+
+int lease_died(struct store *st, const struct death *d, const char *boot,
+               int64_t now_ms, struct err *err)
+{
     int64_t worker;
     struct err none;
-    int r = worker_find(st, pid, started, boot, &worker, &none);
+    int r = worker_find(st, d->pid, d->start_ticks, boot, &worker, &none);
     if (r == ERR_NOT_FOUND)
         return 0; /* it died before it asked for work */
     if (r < 0) {
@@ -298,7 +358,12 @@ int lease_worker_died(struct store *st, int64_t pid, int64_t started,
     if (found < 0)
         return found;
     if (found > 0) {
-        r = ending_lost(st, &l, how, evidence, false, now_ms, err);
+        char text[1200];
+        AUTO_JSON json_t *death = evidence_death(d);
+        snprintf(text, sizeof(text), "%s%s%s", d->evidence,
+                 d->evidence[0] && d->last_lines[0] ? "\n" : "", d->last_lines);
+        r = ending_lost(st, &l, d->verdict, text[0] ? text : NULL, death, false,
+                        now_ms, err);
         if (r < 0)
             return r;
     }

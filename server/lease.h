@@ -24,6 +24,7 @@
 #include <stdint.h>
 #include "schema/digest.h"
 #include "schema/err.h"
+#include "server/death.h"
 #include "server/report.h"
 #include "server/store.h"
 #include "server/worker.h"
@@ -44,9 +45,12 @@ int lease_listening(struct store *st, int64_t mono_ms, struct err *err);
  * The count of leases lost, or < 0. */
 int lease_tick(struct store *st, int64_t now_ms, int64_t mono_ms,
                struct err *err);
-/* A process of this host is gone, whoever found out. `how` ends the sentence
- * "the worker …" ("was killed by signal 9, cause unknown"). evidence: NULL or
- * what proves it. 1: it held a lease, which is lost now; 0: it held none. */
+/* A process of this host is gone, whoever found out. 1: it held a lease, which
+ * is lost now; 0: it held none. */
+int lease_died(struct store *st, const struct death *d, const char *boot,
+               int64_t now_ms, struct err *err);
+/* The same where only that is known. `how` ends the sentence "the worker …"
+ * ("ended while the server was away"). evidence: NULL or what proves it. */
 int lease_worker_died(struct store *st, int64_t pid, int64_t started,
                       const char *boot, const char *how, const char *evidence,
                       int64_t now_ms, struct err *err);
@@ -54,8 +58,8 @@ int lease_worker_died(struct store *st, int64_t pid, int64_t started,
 /* ---- the worker protocol (schema/wire.h), in order of use ---- */
 
 /* Claim the first cycle that this worker can train, or get back the lease that
- * it holds. 1: *ret is the answer's body; 0: none is ready. A process whose
- * lease has ended gets ERR_STALE. */
+ * it holds. 1: *ret is the answer's body; 0: there is none for it. A process
+ * whose lease has ended, or that was drained, gets ERR_STALE: it may go. */
 int lease_claim(struct store *st, const struct worker_claim *in, int64_t now_ms,
                 int64_t mono_ms, json_t **ret, struct err *err);
 

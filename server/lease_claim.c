@@ -1,6 +1,7 @@
 /* lease_claim.c - a worker asks for work (lease.h).
  *
- * The first ready cycle that match.h finds trainable becomes this worker's:
+ * The first cycle by owner.h's order that match.h finds trainable becomes this
+ * worker's:
  * the lease, the cycle's new token and the job's state change in one
  * transaction. The answer is composed of what is stored alone, so a claim that
  * is sent again, with the same `claim`, gets the same one. */
@@ -19,9 +20,10 @@
 #include "server/lease_row.h"
 #include "server/match.h"
 #include "server/metric.h"
+#include "server/owner.h"
+#include "server/unfit.h"
 
-#define CANDIDATES_MAX 256
-#define CANDIDATES_FEW 4
+#define BEHIND_MAX 16
 
 static int add_lease(struct store *st, const struct fit *f,
                      const struct worker_claim *w, int64_t worker_id,
@@ -129,7 +131,14 @@ static int take_cycle(struct store *st, const struct fit *f,
     if (r >= 0)
         r = add_lease(st, f, w, worker_id, now_ms, mono_ms, ret_id, err);
     if (r >= 0)
+        r = owner_served(st, f->c.id, now_ms, err);
+    if (r >= 0) /* what start_find passed over */
+        r = checkpoint_set_aside_newer(
+            st, f->c.id, f->start.initial ? 0 : f->start.from.id, now_ms, err);
+    if (r >= 0)
         r = mark_leased(st, f, now_ms, err);
+    if (r >= 0)
+        r = owner_started(st, f->c.id, now_ms, err);
     if (r >= 0)
         r = metric_archive(st, f->c.id, f->start.step, err);
     if (r >= 0)
@@ -225,14 +234,37 @@ static int by_claim(struct store *st, const char *claim, struct lease *ret,
     return lease_row(&q, ret, err);
 }
 
-static int candidates(struct store *st, int max, int64_t *ret, struct err *err)
+/* One that the index says it can have is nearly always right; where it is not,
+ * those behind it are tried. */
+static int take_turn(struct store *st, struct turn *t,
+                     const struct worker_claim *in, int64_t worker_id,
+                     int64_t now_ms, int64_t mono_ms, int64_t *ret_id,
+                     struct err *err)
 {
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_CANDIDATES);
-    stmt_int(&q, ":limit", max);
-    int n = 0, r;
-    while ((r = stmt_row(&q, err)) > 0)
-        ret[n++] = col_int(&q, 0);
-    return r < 0 ? r : n;
+    for (int i = 0; i < BEHIND_MAX; i++) {
+        CLEANUP(fit_release) struct fit f = {0};
+        int r = match_cycle(st, t->cycle, in, &f, err);
+        if (r > 0)
+            r = take_cycle(st, &f, in, worker_id, now_ms, mono_ms, ret_id, err);
+        if (r < 0 || *ret_id)
+            return r;
+        r = owner_behind(st, t, err);
+        if (r <= 0)
+            return r;
+    }
+    return 0;
+}
+
+static int take_first(struct store *st, const struct worker_claim *in,
+                      int64_t worker_id, int64_t now_ms, int64_t mono_ms,
+                      int64_t *ret_id, struct err *err)
+{
+    CLEANUP(turns_release) struct turns turns = {0};
+    int r = owner_turns(st, in, now_ms, &turns, err);
+    for (size_t i = 0; i < turns.n && r >= 0 && !*ret_id; i++)
+        r = take_turn(st, &turns.all[i], in, worker_id, now_ms, mono_ms, ret_id,
+                      err);
+    return r < 0 ? r : 0;
 }
 
 int lease_claim(struct store *st, const struct worker_claim *in, int64_t now_ms,
@@ -256,27 +288,17 @@ int lease_claim(struct store *st, const struct worker_claim *in, int64_t now_ms,
         }
     }
     if (drained)
-        return 0;
+        return err_set(err, ERR_STALE,
+                       "worker %s is drained: this process gets no more work",
+                       in->name);
     r = lease_tick(st, now_ms, mono_ms, err);
     if (r < 0)
         return r;
-    int64_t cycles[CANDIDATES_MAX];
-    int n = candidates(st, CANDIDATES_FEW, cycles, err);
-    for (int i = 0; i < n && !id; i++) {
-        CLEANUP(fit_release) struct fit f = {0};
-        r = match_cycle(st, cycles[i], in, &f, err);
-        if (r > 0)
-            r = take_cycle(st, &f, in, worker_id, now_ms, mono_ms, &id, err);
-        if (r < 0)
-            return r;
-        /* nearly always one of the first will do */
-        if (!id && i == CANDIDATES_FEW - 1)
-            n = candidates(st, CANDIDATES_MAX, cycles, err);
-    }
-    if (n < 0)
-        return n;
-    if (!id)
-        return 0;
+    r = take_first(st, in, worker_id, now_ms, mono_ms, &id, err);
+    if (r >= 0 && !id) /* what is there, it cannot have: can anyone? */
+        r = unfit_tell(st, now_ms, err);
+    if (r < 0 || !id)
+        return r;
     CLEANUP(lease_free) struct lease l = {0};
     r = lease_load(st, id, &l, err);
     if (r >= 0)

@@ -5,6 +5,7 @@
 #include "server/cycle.h"
 #include "server/job.h"
 #include "server/lease.h"
+#include "server/owner.h"
 
 void lease_free(struct lease *l)
 {
@@ -44,6 +45,7 @@ int lease_row(struct stmt *q, struct lease *l, struct err *err)
         .answer = col_json(q, 27),
         .drain = col_int(q, 29) != 0,
         .local = col_int(q, 30) != 0,
+        .stall = {col_int(q, 31), col_real(q, 32), !col_null(q, 33)},
     };
     snprintf(l->exact_why, sizeof(l->exact_why), "%s", col_text(q, 20));
     snprintf(l->outcome, sizeof(l->outcome), "%s", col_text(q, 22));
@@ -145,6 +147,9 @@ static int come_back(struct store *st, struct lease *l, const struct cycle *c,
             return (int)n;
     }
     l->outcome[0] = '\0';
+    r = owner_started(st, c->id, now_ms, err);
+    if (r < 0)
+        return r;
     r = event_add(st,
                   &(struct event){.job = l->job,
                                   .lease = l->id,

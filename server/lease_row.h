@@ -7,6 +7,7 @@
 #include "schema/err.h"
 #include "server/cycle.h"
 #include "server/event.h"
+#include "server/stall.h"
 #include "server/store.h"
 
 /* What a lost lease was counted as, to be taken back if its worker returns. */
@@ -19,6 +20,7 @@ struct lease {
     int64_t saved, runtime_version, threads, counted;
     int64_t exact_since, exact_cycle; /* since -1: bit-exact */
     bool expired, drain, local;
+    struct stall stall;
     char outcome[12]; /* "": live */
     char stage[12], worker[129], device[16], reason[256];
     char exact_why[512];

@@ -251,6 +251,9 @@ int main(int argc, char **argv)
         .shares = s.options.shares,
         .n_shares = s.options.n_shares,
     };
+    lease_timing.expiry_ms = s.options.lease_s * (int64_t)1000;
+    if (lease_timing.heartbeat_ms > lease_timing.expiry_ms / 5)
+        lease_timing.heartbeat_ms = lease_timing.expiry_ms / 5;
     umask(077);
     sigset_t set;
     sigemptyset(&set);

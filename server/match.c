@@ -5,6 +5,8 @@
 #include "schema/json_read.h"
 #include "server/job.h"
 
+#define MB 1048576.0
+
 void fit_release(struct fit *f)
 {
     start_release(&f->start);
@@ -18,25 +20,139 @@ const char *policy_text(const json_t *o, const char *name)
     return s ? s : "";
 }
 
-/* Can the worker train it? 1, or 0 with the job's reason set. */
+/* ---- what is asked for, what there is ---- */
+
+static const json_t *resource(const json_t *want, const char *name)
+{
+    return json_object_get(json_object_get(want, "resources"), name);
+}
+
+/* The memory that training on this device takes up: its own, or the host's. */
+static int64_t memory_of(const struct worker_claim *w, const json_t *device)
+{
+    int64_t own = json_integer_value(json_object_get(device, "memory_bytes"));
+    bool apart = !strcmp(policy_text(device, "kind"), "cuda");
+    return own > 0 || apart ? own : w->memory_bytes;
+}
+
+/* The first device of the kind asked for that has the memory asked for; or
+ * NULL, and why. */
+static const char *find_device(const json_t *want, const struct worker_claim *w,
+                               char *why, size_t cap)
+{
+    const char *wanted = policy_text(want, "device");
+    bool any = !*wanted || !strcmp(wanted, "auto"), none = true;
+    double mb = json_number_value(resource(want, "memory_mb"));
+    size_t i;
+    json_t *d;
+    json_array_foreach((json_t *)w->devices, i, d)
+    {
+        const char *kind = policy_text(d, "kind");
+        if (!any && strcmp(wanted, kind))
+            continue;
+        int64_t has = memory_of(w, d);
+        if (mb <= 0 || (double)has >= mb * MB)
+            return kind;
+        if (!none)
+            continue; /* of several the first is told of */
+        none = false;
+        if (has > 0)
+            snprintf(why, cap, "has %.0f MB of %s memory, of %.0f asked for",
+                     (double)has / MB, kind, mb);
+        else
+            snprintf(why, cap, "does not say how much %s memory it has", kind);
+    }
+    if (none)
+        snprintf(why, cap, "has no %s device", wanted);
+    return NULL;
+}
+
+static bool has_labels(const json_t *want, const struct worker_claim *w,
+                       char *why, size_t cap)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)resource(want, "labels"), key, value)
+    {
+        const json_t *own = json_object_get(w->labels, key);
+        if (json_equal((json_t *)own, value))
+            continue;
+        int n = snprintf(why, cap, "lacks the label %s=%.100s", key,
+                         json_string_value(value));
+        if (own && n > 0 && (size_t)n < cap)
+            snprintf(why + n, cap - (size_t)n, " (it has %s=%.100s)", key,
+                     json_string_value(own));
+        return false;
+    }
+    return true;
+}
+
+static int64_t threads_of(const json_t *want, const struct worker_claim *w)
+{
+    int64_t n = json_integer_value(json_object_get(want, "threads"));
+    return n > 0 ? n : w->cpus;
+}
+
+int match_worker(const json_t *want, const struct worker_claim *w, char *why,
+                 size_t cap)
+{
+    const char *device = find_device(want, w, why, cap);
+    if (!device || !has_labels(want, w, why, cap))
+        return 0;
+    const json_t *state = json_object_get(want, "fingerprint");
+    if (!json_is_object(state))
+        return 1;
+    char diff[1024];
+    AUTO_JSON json_t *own =
+        fingerprint_compose(w->library, device, threads_of(want, w), want);
+    if (!fingerprint_diff(state, own, diff, sizeof(diff)))
+        return 1;
+    snprintf(why, cap, "differs: %s", diff);
+    return 0;
+}
+
+void match_wanted(const json_t *want, char *ret, size_t cap)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+    const char *device = policy_text(want, "device"), *link = " with ";
+    double mb = json_number_value(resource(want, "memory_mb"));
+    if (*device && strcmp(device, "auto")) {
+        buf_addf(&b, "%sa %s device", link, device);
+        link = ", ";
+    }
+    if (mb > 0) {
+        buf_addf(&b, "%s%.0f MB of memory", link, mb);
+        link = ", ";
+    }
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)resource(want, "labels"), key, value)
+    {
+        buf_addf(&b, "%sthe label %s=%.100s", link, key,
+                 json_string_value(value));
+        link = ", ";
+    }
+    if (json_is_object(json_object_get(want, "fingerprint")))
+        buf_addf(&b, "%sthe fingerprint of its state (\"exact\": \"require\")",
+                 link);
+    snprintf(ret, cap, "%s", b.data ? b.data : "");
+}
+
+/* ---- one cycle ---- */
+
 int match_cycle(struct store *st, int64_t cycle, const struct worker_claim *w,
                 struct fit *f, struct err *err)
 {
     CLEANUP(job_release) struct job j = {0};
+    char why[1200];
     int r = cycle_load(st, cycle, &f->c, err);
     if (r >= 0)
         r = job_load_part(st, f->c.job, JOB_RUNTIME, &j, err);
     if (r < 0)
         return r;
-    const char *wanted = policy_text(j.runtime, "device");
-    char why[1200];
-    f->device = worker_device(w, wanted);
-    if (!f->device) {
-        snprintf(why, sizeof(why), "waits for a worker with a %s device",
-                 wanted);
-        r = job_say_why(st, j.id, why, err);
-        return r < 0 ? r : 0;
-    }
+    f->device = find_device(j.runtime, w, why, sizeof(why));
+    if (!f->device || strcmp(f->c.state, "ready") || strcmp(j.state, "queued"))
+        return 0;
     r = start_find(st, &f->c, &f->start, err);
     if (r < 0)
         return r;
@@ -57,14 +173,8 @@ int match_cycle(struct store *st, int64_t cycle, const struct worker_claim *w,
     snprintf(f->exact_why, sizeof(f->exact_why), "%s", from->exact_why);
     f->changed = fingerprint_diff(from->fingerprint, f->fingerprint, f->diff,
                                   sizeof(f->diff)) > 0;
-    if (f->changed && !strcmp(policy_text(j.runtime, "exact"), "require")) {
-        snprintf(why, sizeof(why),
-                 "waits for a worker with the fingerprint of its state "
-                 "(\"exact\": \"require\"); worker %s differs: %.900s",
-                 w->name, f->diff);
-        r = job_say_why(st, j.id, why, err);
-        return r < 0 ? r : 0;
-    }
+    if (f->changed && !strcmp(policy_text(j.runtime, "exact"), "require"))
+        return 0;
     if (f->changed && f->exact_since < 0) {
         f->exact_since = f->start.step;
         f->exact_cycle = f->c.number;

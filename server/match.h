@@ -1,11 +1,17 @@
 /* match.h - which worker can train which cycle, and how exactly.
  *
- * A worker fits when it has the device that the job's policy asks for. How it
- * would compute - device, threads, micro-batch, padding, and the versions of
- * its library - is its fingerprint. Equal fingerprints give equal bits. When a
- * cycle goes on from a state that another fingerprint saved, the job is
- * order-exact from that step on; with "exact": "require" it waits for a worker
- * that has the same one, and its reason says what differs. */
+ * A worker fits when it has what the job's policy asks for: the device, so much
+ * memory, the labels. Memory is that of the device where it has its own, else
+ * the host's. How it would compute - device, threads, micro-batch, padding, and
+ * the versions of its library - is its fingerprint. Equal fingerprints give
+ * equal bits. When a cycle goes on from a state that another fingerprint saved,
+ * the job is order-exact from that step on; with "exact": "require" it waits
+ * for a worker that has the same one.
+ *
+ * What a cycle asks for is its `need`, one text for all cycles that ask for the
+ * same (SQL_CYCLE_PLACE composes it): {"device", "resources"}, and where the
+ * fingerprint of a state is required {"fingerprint", "threads", "micro_batch",
+ * "padding"} as well. So a claim judges each need once, not each cycle. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -15,6 +21,16 @@
 #include "server/start.h"
 #include "server/store.h"
 #include "server/worker.h"
+
+/* Does this worker have what `want` asks for, a runtime policy or a need? Of a
+ * claim it looks at devices, labels, memory_bytes, cpus and library. 1; or 0,
+ * and `why` says it of the worker: "has no cuda device", "lacks the label
+ * gpu=h200". Reads nothing but its arguments. */
+int match_worker(const json_t *want, const struct worker_claim *w, char *why,
+                 size_t cap);
+/* What `want` asks for, to stand behind "a worker": " with a cuda device and
+ * 8192 MB of memory"; "" when any will do. */
+void match_wanted(const json_t *want, char *ret, size_t cap);
 
 struct fit { /* a cycle that this worker can train, and how */
     struct cycle c;
@@ -27,7 +43,7 @@ struct fit { /* a cycle that this worker can train, and how */
     json_t *fingerprint;
     int64_t runtime_version;
 };
-/* Can the worker train it? 1, or 0 with the job's reason set. */
+/* Can the worker train it? 1, or 0. */
 int match_cycle(struct store *st, int64_t cycle, const struct worker_claim *w,
                 struct fit *ret, struct err *err);
 void fit_release(struct fit *f); /* whatever match_cycle returned */

@@ -3,7 +3,7 @@
 #include "schema/digest.h"
 
 #define KEY_MAX 255
-#define KEEP_MS (7 * 24 * 3600 * (int64_t)1000)
+#define KEEP_MS (24 * 3600 * (int64_t)1000)
 
 static void body_digest(const json_t *body, char out[DIGEST_HEX])
 {

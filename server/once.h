@@ -2,7 +2,7 @@
  *
  * The first answer is kept with the digest of the body, in the transaction
  * that did the work: either both are there or neither. The same key with
- * another body is refused. Keys are forgotten after a week. */
+ * another body is refused. Keys are forgotten after a day. */
 #pragma once
 #include <jansson.h>
 #include <stdint.h>

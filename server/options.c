@@ -8,9 +8,13 @@
 #include <strings.h>
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
+#include "schema/wire.h"
 
 #define CONFIG_MAX (1024 * 1024)
 #define WORKERS_MAX 256
+#define SHARE_MIN 0.001
+#define SHARE_MAX 1000000.0
+#define SECONDS_MAX (7 * 24 * 3600)
 
 enum option_id {
     OPT_STATE,
@@ -18,6 +22,10 @@ enum option_id {
     OPT_WORKERS,
     OPT_DATA_ROOT,
     OPT_HOST,
+    OPT_SHARE,
+    OPT_AGE,
+    OPT_LEASE,
+    OPT_DRAIN_TIMEOUT,
     OPT_CONFIG,
     OPT_VERSION,
     OPT_HELP,
@@ -34,6 +42,10 @@ static const struct option_desc {
     [OPT_WORKERS] = {"workers", true, false, true},
     [OPT_DATA_ROOT] = {"data-root", true, true, true},
     [OPT_HOST] = {"host", true, true, true},
+    [OPT_SHARE] = {"share", true, true, true},
+    [OPT_AGE] = {"age", true, false, true},
+    [OPT_LEASE] = {"lease", true, false, true},
+    [OPT_DRAIN_TIMEOUT] = {"drain-timeout", true, false, true},
     [OPT_CONFIG] = {"config", true, false, false},
     [OPT_VERSION] = {"version", false, false, false},
     [OPT_HELP] = {"help", false, false, false},
@@ -41,8 +53,8 @@ static const struct option_desc {
 
 /* Variables that others read: the worker, scripts, tests. */
 static const char *const foreign[] = {
-    "PAWL_MEMORY_PROBE", "PAWL_TOKEN", "PAWL_TOKEN_FILE",
-    "PAWL_SERVER",       "PAWL_TRACE", "PAWL_REEXEC",
+    "PAWL_MEMORY_PROBE", "PAWL_TOKEN",  "PAWL_TOKEN_FILE",    "PAWL_SERVER",
+    "PAWL_TRACE",        "PAWL_REEXEC", "PAWL_WORKER_LABELS",
 };
 
 static const char help[] =
@@ -62,11 +74,26 @@ static const char help[] =
     "  --host NAME           one more name that this server is called by, may "
     "be\n"
     "                        repeated\n"
+    "  --share OWNER=WEIGHT  part of the workers' time that jobs with "
+    "labels.owner\n"
+    "                        OWNER get beside others (1 unless given), may be\n"
+    "                        repeated\n"
+    "  --age SECONDS         a job that has waited for so long goes before "
+    "one of\n"
+    "                        the next priority, and so on (default 600)\n"
+    "  --lease SECONDS       silence after which a worker's lease is lost "
+    "(default 30)\n"
+    "  --drain-timeout SECONDS\n"
+    "                        how long workers may take to save when the "
+    "server\n"
+    "                        stops, before they are killed (default 300)\n"
     "  --config FILE         a JSON object with the same names: {\"state\": "
     "\"DIR\",\n"
     "                        \"listen\": [\"…\"], \"workers\": N, "
     "\"data_root\": {NAME: DIR},\n"
-    "                        \"host\": [\"…\"]}\n"
+    "                        \"host\": [\"…\"], \"share\": {OWNER: "
+    "WEIGHT},\n"
+    "                        \"age\": N, \"lease\": N, \"drain_timeout\": N}\n"
     "  --version, --help\n"
     "\n"
     "Each can be a variable as well (PAWL_STATE, PAWL_LISTEN, …; several "
@@ -185,6 +212,13 @@ static void clear_many(struct options *o, enum option_id id)
         o->hosts = NULL;
         o->n_hosts = 0;
         break;
+    case OPT_SHARE:
+        for (size_t i = 0; i < o->n_shares; i++)
+            free(o->shares[i].owner);
+        free(o->shares);
+        o->shares = NULL;
+        o->n_shares = 0;
+        break;
     default:
         break;
     }
@@ -262,6 +296,45 @@ static int add_host(struct options *o, const char *value,
     return o->hosts[o->n_hosts++] ? 0 : no_memory(from->err);
 }
 
+static int add_share(struct options *o, const char *value,
+                     const struct source *from)
+{
+    const char *eq = strrchr(value, '='); /* an owner may have one in it */
+    char *end;
+    double weight = eq ? strtod(eq + 1, &end) : 0;
+    if (!eq || eq == value || !eq[1] || *end)
+        return bad(from, "'%s' is not OWNER=WEIGHT", value);
+    if (!(weight >= SHARE_MIN && weight <= SHARE_MAX))
+        return bad(from, "the weight of '%.*s' must be from %g to %g",
+                   (int)(eq - value), value, SHARE_MIN, SHARE_MAX);
+    for (size_t i = 0; i < o->n_shares; i++)
+        if (strlen(o->shares[i].owner) == (size_t)(eq - value) &&
+            !strncmp(o->shares[i].owner, value, (size_t)(eq - value)))
+            return bad(from, "there are two shares of '%s'",
+                       o->shares[i].owner);
+    void *more = realloc(o->shares, (o->n_shares + 1) * sizeof(*o->shares));
+    if (!more)
+        return no_memory(from->err);
+    o->shares = more;
+    char *owner = strndup(value, (size_t)(eq - value));
+    if (!owner)
+        return no_memory(from->err);
+    o->shares[o->n_shares++] = (struct share){owner, weight};
+    return 0;
+}
+
+static int set_seconds(int *ret, const char *value, int min,
+                       const struct source *from)
+{
+    char *end;
+    long n = strtol(value, &end, 10);
+    if (*value < '0' || *value > '9' || *end || n < min || n > SECONDS_MAX)
+        return bad(from, "'%s' is not a number of seconds from %d to %d", value,
+                   min, SECONDS_MAX);
+    *ret = (int)n;
+    return 0;
+}
+
 static int set_workers(struct options *o, const char *value,
                        const struct source *from)
 {
@@ -293,6 +366,14 @@ static int set_option(struct options *o, enum option_id id, const char *value,
         return add_root(o, value, from);
     case OPT_HOST:
         return add_host(o, value, from);
+    case OPT_SHARE:
+        return add_share(o, value, from);
+    case OPT_AGE:
+        return set_seconds(&o->age_s, value, 1, from);
+    case OPT_LEASE:
+        return set_seconds(&o->lease_s, value, 2, from);
+    case OPT_DRAIN_TIMEOUT:
+        return set_seconds(&o->drain_timeout_s, value, 0, from);
     default:
         return 0;
     }
@@ -388,12 +469,34 @@ static int config_value(struct options *o, enum option_id id,
                         const json_t *value, const struct source *from)
 {
     char number[32];
-    if (id == OPT_WORKERS) {
+    if (id == OPT_WORKERS || id == OPT_AGE || id == OPT_LEASE ||
+        id == OPT_DRAIN_TIMEOUT) {
         if (!json_is_integer(value))
             return bad(from, "must be a whole number");
         snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT,
                  json_integer_value(value));
         return set_option(o, id, number, from);
+    }
+    if (id == OPT_SHARE) {
+        const char *owner;
+        json_t *weight;
+        if (!json_is_object(value))
+            return bad(from, "must be an object of owners and weights");
+        json_object_foreach((json_t *)value, owner, weight)
+        {
+            AUTO_FREE char *pair = NULL;
+            if (!json_is_number(weight))
+                return bad(from, "the weight of '%s' must be a number", owner);
+            if (asprintf(&pair, "%s=%.17g", owner, json_number_value(weight)) <
+                0) {
+                pair = NULL;
+                return no_memory(from->err);
+            }
+            int r = set_option(o, id, pair, from);
+            if (r < 0)
+                return r;
+        }
+        return 0;
     }
     if (id == OPT_DATA_ROOT) {
         const char *name;
@@ -574,7 +677,10 @@ static int flag_at(int argc, char **argv, int *i, enum option_id *ret_id,
 int options_parse(int argc, char **argv, char **envp, struct options *ret,
                   struct buf *warnings, struct err *err)
 {
-    struct options o = {.workers = 1};
+    struct options o = {.workers = 1,
+                        .age_s = OPTIONS_AGE_S,
+                        .lease_s = WIRE_EXPIRY_S,
+                        .drain_timeout_s = OPTIONS_DRAIN_S};
     bool given[OPT_COUNT] = {false};
     const char *config = variable_of(envp, OPT_CONFIG);
     int r = 0;
@@ -637,6 +743,7 @@ void options_release(struct options *o)
     clear_many(o, OPT_LISTEN);
     clear_many(o, OPT_DATA_ROOT);
     clear_many(o, OPT_HOST);
+    clear_many(o, OPT_SHARE);
     free(o->state);
     o->state = NULL;
 }

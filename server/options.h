@@ -22,6 +22,11 @@ struct data_root {
     char *name, *path;
 };
 
+struct share { /* of an owner of jobs */
+    char *owner;
+    double weight;
+};
+
 enum options_do { OPTIONS_RUN, OPTIONS_VERSION, OPTIONS_HELP };
 
 struct options {
@@ -34,9 +39,16 @@ struct options {
     size_t n_data_roots;
     char **hosts; /* further names that Host may carry */
     size_t n_hosts;
+    struct share *shares;
+    size_t n_shares;
+    int age_s;           /* of waiting that count as one priority */
+    int lease_s;         /* silence that ends a lease */
+    int drain_timeout_s; /* until workers that do not save are killed */
 };
 
 #define OPTIONS_LISTEN "127.0.0.1:7295"
+#define OPTIONS_AGE_S 600
+#define OPTIONS_DRAIN_S 300
 
 /* argv and environ as main has them. Warnings, one a line, go to *warnings.
  * ERR_INVALID with a sentence that names the flag, variable or key. */

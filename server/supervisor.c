@@ -18,6 +18,7 @@
 #include "server/lane.h"
 #include "server/lease.h"
 #include "server/server.h"
+#include "server/unfit.h"
 #include "server/worker.h"
 
 /* A process that ends sooner than this and did nothing is a sign that the next
@@ -45,9 +46,9 @@ struct proc {
     bool adopted;
     int64_t started_ms;
     struct death_watch watch;
-    int64_t silent_ms; /* since when its lease is lost by silence; 0 */
-    int64_t idle_ms;   /* since when it holds none while the server stops */
-    bool given_up;     /* it hung, and was killed */
+    int64_t silent_ms;    /* since when its lease is lost by silence; 0 */
+    int64_t idle_ms;      /* since when it holds none while the server stops */
+    const char *given_up; /* why it was killed: "hung"; NULL: it was not */
 };
 
 struct supervisor {
@@ -68,6 +69,7 @@ struct supervisor {
     int quick_deaths;
     int64_t not_before_ms; /* no start sooner */
     int64_t looked_ms;
+    int64_t drained_ms; /* when they were asked to save and end */
     bool look_failed;
 };
 
@@ -304,20 +306,19 @@ static int report_dead(void *arg, struct ctx *ctx, struct err *err)
     return r < 0 ? r : 0;
 }
 
-static void give_up(struct supervisor *sup, struct proc *p, const char *why)
+static void give_up(struct proc *p, const char *what, const char *why)
 {
     if (p->given_up)
         return;
     fprintf(stderr, "pawld: worker %d %s: killed\n", (int)p->pid, why);
-    p->given_up = true;
+    p->given_up = what;
     pidfd_send_signal(p->pidfd, SIGKILL, NULL, 0);
 }
 
 /* A worker that hangs (in a driver, say) is not waited for: its lease was lost
  * by silence, it had time to come back, and nobody else may use the device
  * while it lives. When the server stops there is nothing to come back to. */
-static void judge_silence(struct supervisor *sup, struct proc *p,
-                          enum worker_hold hold, bool draining)
+static void judge_silence(struct proc *p, enum worker_hold hold, bool draining)
 {
     int64_t now = mono_ms();
     if (hold != LOST_BY_SILENCE)
@@ -325,13 +326,25 @@ static void judge_silence(struct supervisor *sup, struct proc *p,
     else if (!p->silent_ms)
         p->silent_ms = now;
     if (p->silent_ms && (draining || now - p->silent_ms >= COME_BACK_MS))
-        give_up(sup, p, "hangs, and its lease is lost");
+        give_up(p, "hung", "hangs, and its lease is lost");
     if (!draining || hold != HOLDS_NOTHING)
         p->idle_ms = 0;
     else if (!p->idle_ms)
         p->idle_ms = now;
     if (p->idle_ms && now - p->idle_ms >= DRAIN_MS)
-        give_up(sup, p, "has nothing to save and does not end");
+        give_up(p, "did not end", "has nothing to save and does not end");
+}
+
+/* Those that were asked to save and did not, for whatever reason: it has to end
+ * some time. Their leases are lost, as with any death. */
+static void judge_drain(struct supervisor *sup)
+{
+    int64_t limit = sup->server->options.drain_timeout_s;
+    if (mono_ms() - sup->drained_ms < limit * 1000)
+        return;
+    for (struct proc *p = sup->procs; p; p = p->next)
+        give_up(p, "did not save in time when the server stopped",
+                "has not saved within the drain timeout");
 }
 
 /* Once a second: adopt local workers that nobody knew (they were loading when
@@ -354,7 +367,7 @@ static int look_around(struct supervisor *sup, bool draining, struct err *err)
         for (size_t i = 0; i < l.n; i++)
             if (l.all[i].pid == p->pid && l.all[i].started == p->start_ticks)
                 hold = l.all[i].hold;
-        judge_silence(sup, p, hold, draining);
+        judge_silence(p, hold, draining);
     }
     return dead ? lanes_call(sup->server->lanes, LANE_WRITE, report_dead, &l,
                              err)
@@ -366,6 +379,7 @@ static int look_around(struct supervisor *sup, bool draining, struct err *err)
 struct death_report {
     struct supervisor *sup;
     const struct death *death;
+    bool quick; /* it ended soon after its start */
     bool known; /* it had reached the server */
 };
 
@@ -374,16 +388,25 @@ static int report_death(void *arg, struct ctx *ctx, struct err *err)
     struct death_report *r = arg;
     const struct death *d = r->death;
     const char *boot = r->sup->server->boot;
-    char evidence[1200];
     int64_t id;
     struct err ignored;
 
     r->known =
         worker_find(ctx->st, d->pid, d->start_ticks, boot, &id, &ignored) >= 0;
-    snprintf(evidence, sizeof(evidence), "%s%s%s", d->evidence,
-             d->evidence[0] && d->last_lines[0] ? "\n" : "", d->last_lines);
-    return lease_worker_died(ctx->st, d->pid, d->start_ticks, boot, d->verdict,
-                             evidence[0] ? evidence : NULL, ctx->now_ms, err);
+    int lost = lease_died(ctx->st, d, boot, ctx->now_ms, err);
+    if (lost != 0 || !r->quick || r->known)
+        return lost;
+    /* those that wait for a worker want to know why none comes */
+    char why[900];
+    snprintf(why, sizeof(why),
+             "the server's workers end at once: the last one %s%s%s",
+             d->verdict, d->last_lines[0] ? ": " : "", d->last_lines);
+    for (char *s = why; (s = strchr(s, '\n'));)
+        *s = ' ';
+    int told = unfit_workers(ctx->st, why, err);
+    if (told >= 0)
+        told = unfit_tell(ctx->st, ctx->now_ms, err);
+    return told < 0 ? told : lost;
 }
 
 static void proc_free(struct proc *p)
@@ -443,7 +466,7 @@ static void proc_died(struct supervisor *sup, struct proc *p)
     death_judge(&d);
     if (p->given_up && !d.oom_confirmed && !death_is_clean(&d))
         snprintf(d.verdict, sizeof(d.verdict),
-                 "hung, and was killed by the server");
+                 "%s, and was killed by the server", p->given_up);
     if (!death_is_clean(&d)) {
         char path[4200];
         log_path(sup, p->pid, path, sizeof(path));
@@ -451,6 +474,7 @@ static void proc_died(struct supervisor *sup, struct proc *p)
     }
 
     int r = 0;
+    report.quick = mono_ms() - p->started_ms < QUICK_MS;
     if (p->role == WORKER_ACTIVE)
         r = lanes_call(sup->server->lanes, LANE_WRITE, report_death, &report,
                        &err);
@@ -464,7 +488,7 @@ static void proc_died(struct supervisor *sup, struct proc *p)
     /* one that lost a lease has its budget there; a clean end after work or
      * waiting is the normal one */
     bool useless = death_is_clean(&d) ? !report.known : r == 0;
-    if (useless && mono_ms() - p->started_ms < QUICK_MS)
+    if (useless && report.quick)
         back_off(sup);
     else
         sup->quick_deaths = 0;
@@ -542,8 +566,11 @@ static void *supervisor_main(void *arg)
             return NULL;
         if (draining && !drained) {
             drain_all(sup);
+            sup->drained_ms = mono_ms();
             drained = true;
         }
+        if (drained)
+            judge_drain(sup);
         if (mono_ms() - sup->looked_ms >= LOOK_MS) {
             struct err err;
             sup->looked_ms = mono_ms();

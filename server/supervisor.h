@@ -28,8 +28,8 @@ struct supervisor;
  * before supervisor_start. */
 int supervisor_new(struct server *s, struct supervisor **ret, struct err *err);
 int supervisor_start(struct supervisor *sup, struct err *err);
-/* Workers get SIGTERM, the stand-by is let go, nobody is started any more.
- * Returns at once. */
+/* Workers get SIGTERM, the stand-by is let go, nobody is started any more; who
+ * has not ended when the drain timeout is over is killed. Returns at once. */
 void supervisor_drain(struct supervisor *sup);
 /* Wait until all workers are gone: true, or until `timeout_ms`: false. */
 bool supervisor_wait(struct supervisor *sup, int timeout_ms);

@@ -6,10 +6,12 @@
 #include "schema/wire.h"
 #include "server/event.h"
 #include "server/page.h"
+#include "server/unfit.h"
 #include "server/when.h"
 
 #define REFRESH_MS 5000 /* a waiting claim need not write each time it looks */
-#define IDLE_GONE_MS 120000 /* unheard of for so long: shown as gone */
+#define IDLE_GONE_MS 120000  /* unheard of for so long: shown as gone */
+#define ENDED_KNOWN_MS 15000 /* its successor is there by then */
 #define KEEP_MS (24 * 3600 * (int64_t)1000)
 
 static int parse_devices(const json_t *list, struct err *err)
@@ -51,7 +53,7 @@ int worker_claim_parse(const json_t *body, struct worker_claim *ret,
 
     json_read_open(&w, worker, "/worker", err, "name", "host", "pid", "started",
                    "boot", "local", "devices", "cpus", "version", "library",
-                   NULL);
+                   "labels", "memory_bytes", NULL);
     json_read_need(&w, "name");
     json_read_need(&w, "pid");
     json_read_need(&w, "devices");
@@ -66,20 +68,13 @@ int worker_claim_parse(const json_t *body, struct worker_claim *ret,
     ret->cpus = (int)json_read_int(&w, "cpus", 1, 65536, 1);
     ret->devices = json_read_array(&w, "devices", 256);
     ret->library = json_read_object(&w, "library");
-    return w.r < 0 ? w.r : parse_devices(ret->devices, err);
-}
-
-const char *worker_device(const struct worker_claim *w, const char *wanted)
-{
-    size_t i;
-    json_t *d;
-    json_array_foreach((json_t *)w->devices, i, d)
-    {
-        const char *kind = json_string_value(json_object_get(d, "kind"));
-        if (!strcmp(wanted, "auto") || !strcmp(wanted, kind))
-            return kind;
-    }
-    return NULL;
+    ret->memory_bytes = json_read_int(&w, "memory_bytes", 0, JSON_INT_MAX, 0);
+    ret->labels = json_read_object(&w, "labels");
+    if (w.r < 0)
+        return w.r;
+    AUTO_JSON json_t *checked = NULL;
+    int r = json_read_labels(ret->labels, "/worker/labels", &checked, err);
+    return r < 0 ? r : parse_devices(ret->devices, err);
 }
 
 static int find_claim(struct store *st, const char *claim, int64_t *ret_id,
@@ -124,6 +119,9 @@ int worker_seen(struct store *st, const struct worker_claim *w, int64_t now_ms,
     stmt_int(&q, ":cpus", w->cpus);
     stmt_json(&q, ":devices", w->devices);
     stmt_json(&q, ":library", w->library);
+    AUTO_JSON json_t *none = w->labels ? NULL : json_object();
+    stmt_json(&q, ":labels", w->labels ? w->labels : none);
+    stmt_int(&q, ":memory", w->memory_bytes);
     stmt_int(&q, ":now", now_ms);
     int64_t n = stmt_run(&q, err);
     if (n < 0)
@@ -131,7 +129,18 @@ int worker_seen(struct store *st, const struct worker_claim *w, int64_t now_ms,
     *ret_id = store_last_id(st);
     *ret_drained = false;
     store_notify(st, NOTIFY_WORKER);
-    return 0;
+    /* the server's own workers get this far again */
+    return w->local ? unfit_workers(st, NULL, err) : 0;
+}
+
+int worker_let_go(struct store *st, int64_t lease, int64_t now_ms,
+                  struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_WORKER_LET_GO);
+    stmt_int(&q, ":lease", lease);
+    stmt_int(&q, ":now", now_ms);
+    int64_t n = stmt_run(&q, err);
+    return n < 0 ? (int)n : 0;
 }
 
 int worker_gone(struct store *st, int64_t id, int64_t now_ms, struct err *err)
@@ -187,17 +196,43 @@ static json_t *worker_json(const struct stmt *q, int64_t now_ms)
                         : leased         ? "training"
                                          : "idle";
     json_t *j = json_pack(
-        "{sI ss ss sI sb ss sI so ss so so so}", "id", col_int(q, 0), "name",
-        col_text(q, 1), "host", col_text(q, 2), "pid", col_int(q, 3), "local",
-        (int)col_int(q, 4), "version", col_text(q, 5), "cpus", col_int(q, 6),
-        "devices", col_json(q, 7), "state", state, "library", col_json(q, 8),
-        "seen_at", when_json(col_int(q, 9)), "created_at",
-        when_json(col_int(q, 14)));
+        "{sI ss ss sI sb ss sI so so so ss so so so}", "id", col_int(q, 0),
+        "name", col_text(q, 1), "host", col_text(q, 2), "pid", col_int(q, 3),
+        "local", (int)col_int(q, 4), "version", col_text(q, 5), "cpus",
+        col_int(q, 6), "devices", col_json(q, 7), "labels", col_json(q, 15),
+        "memory_bytes",
+        col_int(q, 16) ? json_integer(col_int(q, 16)) : json_null(), "state",
+        state, "library", col_json(q, 8), "seen_at", when_json(col_int(q, 9)),
+        "created_at", when_json(col_int(q, 14)));
     json_object_set_new(j, "lease",
                         leased ? json_integer(col_int(q, 12)) : json_null());
     json_object_set_new(j, "job",
                         leased ? json_integer(col_int(q, 13)) : json_null());
     return j;
+}
+
+int worker_each_known(struct store *st, bool ended, int64_t now_ms,
+                      worker_known_fn *fn, void *arg, struct err *err)
+{
+    int r = 0, said = 0;
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_WORKER_KNOWN);
+    stmt_int(&q, ":since", now_ms - IDLE_GONE_MS);
+    stmt_int(&q, ":ended", ended ? now_ms - ENDED_KNOWN_MS : INT64_MAX);
+    while (!said && (r = stmt_row(&q, err)) > 0) {
+        AUTO_JSON json_t *devices = col_json(&q, 2);
+        AUTO_JSON json_t *labels = col_json(&q, 3);
+        AUTO_JSON json_t *library = col_json(&q, 4);
+        struct worker_claim w = {.name = col_text(&q, 0),
+                                 .host = col_text(&q, 1),
+                                 .devices = devices,
+                                 .labels = labels,
+                                 .library = library,
+                                 .memory_bytes = col_int(&q, 5),
+                                 .cpus = (int)col_int(&q, 6),
+                                 .local = col_int(&q, 7) != 0};
+        said = fn(arg, &w, err);
+    }
+    return r < 0 ? r : said;
 }
 
 int worker_drain(struct store *st, int64_t id, int64_t now_ms, json_t **ret,
