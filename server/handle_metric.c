@@ -2,6 +2,7 @@
 #include <string.h>
 #include "server/handle.h"
 #include "server/job.h"
+#include "server/memory.h"
 #include "server/metric.h"
 
 #define POINTS_DEFAULT 1000

@@ -1,9 +1,10 @@
-/* metric.h - time series of a job: losses and rates by step, memory by time.
+/* metric.h - time series of a job: losses and rates by step.
  *
  * One value per cycle, series and step. When a lease begins, rows past the
  * point at which it resumes are archived, not mixed in: the steps are trained
  * again, and what the new lease reports for them is compared with what the old
- * one said. With equal fingerprints the two must be equal to the last bit. */
+ * one said. With equal fingerprints the two must be equal to the last bit.
+ * Curves are drawn from bands (band.h), which every change here keeps. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -22,9 +23,10 @@ int metric_add(struct store *st, int64_t cycle, int64_t lease,
 int metric_archive(struct store *st, int64_t cycle, int64_t step,
                    struct err *err);
 
-/* {"items": [{cycle, series, count, points: [[step, value], …]}]}: of all
- * cycles, or one (0: all); of all series, or those in a comma-separated list.
- * At most about `points` a series: the lowest and highest of each stretch. */
+/* {"items": [{cycle, series, count, not_finite, points: [[step, value], …]}]}:
+ * of all cycles, or one (0: all); of all series, or those in a comma-separated
+ * list. At most about `points` a series, in all cycles together: the lowest and
+ * highest of each stretch, and what is not finite. */
 int metric_series(struct store *st, int64_t job, int64_t cycle,
                   const char *series, int64_t points, json_t **ret,
                   struct err *err);
@@ -41,13 +43,3 @@ struct csv_at {
  * job costs no more memory than a short one. 1: call again; 0: that was all. */
 int metric_csv(struct store *st, int64_t job, int64_t cycle, const char *series,
                struct csv_at *at, struct buf *ret, struct err *err);
-
-/* Samples of a report. */
-int memory_add(struct store *st, int64_t job, int64_t lease, const json_t *rows,
-               struct err *err);
-/* {"items": [{lease, at, step, allocated_bytes, …}]}, thinned to `points`. */
-int memory_series(struct store *st, int64_t job, int64_t points, json_t **ret,
-                  struct err *err);
-/* The same in rows, a piece at a time. */
-int memory_csv(struct store *st, int64_t job, struct csv_at *at,
-               struct buf *ret, struct err *err);
