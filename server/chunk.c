@@ -67,46 +67,61 @@ static int chunk_mend(struct store *chunks, const uint8_t *sha,
     return n < 0 ? (int)n : 0;
 }
 
-int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
-              const void *data, size_t len, struct err *err)
+int chunk_check(const char *sha256, const void *data, size_t len,
+                struct chunk *ret, struct err *err)
 {
-    uint8_t name[DIGEST_BYTES], is[DIGEST_BYTES];
-    int r = parse_sha(sha256, name, err);
+    uint8_t is[DIGEST_BYTES];
+    *ret = (struct chunk){.data = data, .len = len};
+    int r = parse_sha(sha256, ret->name, err);
     if (r < 0)
         return r;
     if (len == 0 || len > STATE_CHUNK)
         return err_set(err, ERR_INVALID, "a chunk has 1 to %d bytes",
                        STATE_CHUNK);
     digest_of(data, len, is);
-    if (memcmp(name, is, sizeof(is)))
+    if (memcmp(ret->name, is, sizeof(is)))
         return err_set(err, ERR_INVALID,
                        "the bytes that came do not have the SHA-256 %s",
                        sha256);
+    return 0;
+}
+
+int chunk_store(struct store *chunks, int64_t lease, const struct chunk *in,
+                struct err *err)
+{
     CLEANUP(txn_end) struct txn txn = TXN_INIT;
-    r = txn_begin(&txn, chunks, err);
+    int r = txn_begin(&txn, chunks, err);
     if (r < 0)
         return r;
     int64_t bytes;
-    r = chunk_size(chunks, name, &bytes, err);
+    r = chunk_size(chunks, in->name, &bytes, err);
     if (r < 0)
         return r;
     if (r == 0) {
-        r = store_room(chunks, len, err);
+        r = store_room(chunks, in->len, err);
         if (r < 0)
             return r;
         CLEANUP(stmt_end) struct stmt q = stmt_use(chunks, SQL_CHUNK_ADD);
-        stmt_blob(&q, ":sha", name, sizeof(name));
-        stmt_int(&q, ":bytes", (int64_t)len);
-        stmt_blob(&q, ":data", data, len);
+        stmt_blob(&q, ":sha", in->name, sizeof(in->name));
+        stmt_int(&q, ":bytes", (int64_t)in->len);
+        stmt_blob(&q, ":data", in->data, in->len);
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;
     }
     if (r > 0)
-        r = chunk_mend(chunks, name, data, len, err);
+        r = chunk_mend(chunks, in->name, in->data, in->len, err);
     if (r >= 0)
-        r = hold(chunks, lease, name, err);
+        r = hold(chunks, lease, in->name, err);
     return r < 0 ? r : txn_commit(&txn, err);
+}
+
+int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
+              const void *data, size_t len, struct err *err)
+{
+    struct chunk in;
+    int r = chunk_check(sha256, data, len, &in, err);
+    return r < 0 ? r : chunk_store(chunks, lease, &in, err);
 }
 
 int chunk_hold(struct store *chunks, int64_t lease, const char *sha256,

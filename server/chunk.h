@@ -18,8 +18,20 @@
 #include "schema/err.h"
 #include "server/store.h"
 
-/* Store a chunk for a lease, whose digest is checked: ERR_INVALID. Mends what
- * was damaged on disk. */
+/* Bytes that have the SHA-256 they are named by. To find that out takes longer
+ * than all else about a chunk but the disk, so it is done apart, on a thread
+ * that keeps nobody waiting. */
+struct chunk {
+    uint8_t name[DIGEST_BYTES];
+    const void *data; /* the caller's */
+    size_t len;
+};
+int chunk_check(const char *sha256, const void *data, size_t len,
+                struct chunk *ret, struct err *err); /* ERR_INVALID */
+/* Store it for a lease. Mends what was damaged on disk. */
+int chunk_store(struct store *chunks, int64_t lease, const struct chunk *in,
+                struct err *err);
+/* Both. */
 int chunk_put(struct store *chunks, int64_t lease, const char *sha256,
               const void *data, size_t len, struct err *err);
 /* Is it there, and whole? Holds it for the lease: 1, or 0. */

@@ -75,7 +75,8 @@ int handle_lease_heartbeat(struct ctx *ctx, struct request *req,
 
 /* ---- chunks ---- */
 
-/* On READ, with pawl.db: is the lease live and the token its own? */
+/* On READ, with pawl.db: is the lease live and the token its own? And are the
+ * bytes those that the name says? */
 int handle_chunk_prepare(struct ctx *ctx, struct request *req,
                          struct reply *ret, struct err *err)
 {
@@ -92,7 +93,16 @@ int handle_chunk_prepare(struct ctx *ctx, struct request *req,
     if (!*text || *end)
         return err_set(err, ERR_INVALID, "the header %s is no integer",
                        WIRE_TOKEN_HEADER);
-    return lease_check(ctx->st, id, token, err);
+    r = lease_check(ctx->st, id, token, err);
+    if (r < 0)
+        return r;
+    struct chunk *in = malloc(sizeof(*in));
+    if (!in)
+        return err_set(err, ERR_NOMEM, "no memory for a chunk");
+    req->prepared = in;
+    req->prepared_free = free;
+    return chunk_check(req_param(req, "sha256"), req->body.data, req->body.len,
+                       in, err);
 }
 
 int handle_chunk_put(struct ctx *ctx, struct request *req, struct reply *ret,
@@ -104,8 +114,7 @@ int handle_chunk_put(struct ctx *ctx, struct request *req, struct reply *ret,
         r = room_check(ctx->server->room, ctx->st, id, (int64_t)req->body.len,
                        ctx->mono_ms, err);
     if (r >= 0)
-        r = chunk_put(ctx->st, id, req_param(req, "sha256"), req->body.data,
-                      req->body.len, err);
+        r = chunk_store(ctx->st, id, req->prepared, err);
     if (r < 0)
         return r;
     room_used(ctx->server->room, id, (int64_t)req->body.len, ctx->mono_ms);
