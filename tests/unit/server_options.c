@@ -54,6 +54,7 @@ static void defaults_are_loopback_and_one_worker(void **state)
     assert_string_equal(o.listen[0].host, "127.0.0.1");
     assert_int_equal(o.listen[0].port, 7295);
     assert_int_equal(o.workers, 1);
+    assert_int_equal(o.lease_s, 30);
     assert_null(warnings.data);
 }
 
@@ -160,6 +161,24 @@ static void a_data_root_is_a_name_and_a_folder_that_exists(void **state)
             ERR_INVALID);
 }
 
+static void a_lease_lasts_for_some_seconds(void **state)
+{
+    CLEANUP(options_release) struct options o = {0};
+    struct options bad;
+    assert_int_equal(
+        parse(ARGS("--state", "s", "--lease", "5"), ENV("PAWL_LEASE=9"), &o),
+        0);
+    assert_int_equal(o.lease_s, 5);
+    static const char *const wrong[] = {"1", "0", "-5", "5 s", "", "1e3"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        assert_int_equal(
+            parse(ARGS("--state", "s", "--lease", (char *)wrong[i]), ENV(NULL),
+                  &bad),
+            ERR_INVALID);
+        assert_non_null(strstr(err.text, "--lease"));
+    }
+}
+
 static void help_and_version_need_nothing_else(void **state)
 {
     struct options o = {0};
@@ -181,6 +200,7 @@ int main(void)
         cmocka_unit_test(an_unknown_variable_is_a_warning),
         cmocka_unit_test(an_address_needs_a_port_and_no_name),
         cmocka_unit_test(a_data_root_is_a_name_and_a_folder_that_exists),
+        cmocka_unit_test(a_lease_lasts_for_some_seconds),
         cmocka_unit_test(help_and_version_need_nothing_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
