@@ -175,6 +175,9 @@ static int look_for_loss(const char *dir, struct err *err)
             r = stmt_row(&q, err);
         }
         store_close(chunks);
+        if (r == ERR_CORRUPT) /* half of a backup, perhaps */
+            return refuse_lost(dir, "checkpoints.db is there, and damaged",
+                               err);
         if (r < 0)
             return r;
         if (r > 0)
