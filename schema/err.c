@@ -88,7 +88,7 @@ const char *err_word(int code)
     case ERR_BUSY:
         return "busy";
     case ERR_NOSPACE:
-        return "nospace";
+        return "no_space";
     case ERR_IO:
         return "io";
     case ERR_DB:

@@ -45,6 +45,7 @@ struct err {
     /* where in the data; line < 1 when no record is to blame */
     char shard[160], field[96];
     int64_t line, offset;
+    int64_t missing_bytes; /* on a full disk; 0: not known */
 };
 
 /* Fill *err and return code, so that `return err_set(...)` reads well.

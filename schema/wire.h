@@ -6,12 +6,15 @@
  *
  * Claim    POST /v1/leases                        201, or 204: nothing to do
  *   > {"worker": {"name", "host", "pid", "started", "boot", "local": bool,
- *      "devices": [{"kind", "name"?, "memory_bytes"?}], "cpus", "version",
- *      "library": {…}}, "claim": "uuid of this process", "wait": seconds}
+ *      "devices": [{"kind", "name"?, "memory_bytes"?}], "cpus",
+ *      "memory_bytes"?, "labels": {…}?, "version", "library": {…}},
+ *      "claim": "uuid of this process", "wait": seconds}
  *     started: start time of the process in clock ticks since boot
  *     (/proc/self/stat field 22); with pid and boot id it names a process for
  *     good. library: torch_describe(), the machine's part of the fingerprint.
- *     A repeated claim with the same "claim" gets the same lease.
+ *     memory_bytes: the host's, or its cgroup's limit; of a device: its own.
+ *     A repeated claim with the same "claim" gets the same lease. A process
+ *     whose lease has ended, or that was drained, gets 409: it may go.
  *   < {"lease": {"id", "token", "cycle_id", "job", "cycle"},
  *      "heartbeat_s", "expiry_s",
  *      "spec": {…resolved…}, "runtime": {…}, "runtime_version": n,
@@ -40,9 +43,20 @@
  *   Metric step n is the loss of optimizer step n, 1-based: after n steps.
  *   Numbers that are not finite travel as null.
  *
+ * Room     POST /v1/leases/{id}/room              204, or 507: there is none
+ *   > {"token", "bytes": of the whole state, "step"?: it is of}
+ *   < (507) problem+json with "missing_bytes"
+ *   Asked before the first chunk of each save. 204 promises that many bytes to
+ *   the lease, in place of an earlier promise; its chunks take them up, a
+ *   checkpoint or the lease's end lets go of the rest, a minute without a chunk
+ *   too. 507: the save is put off, and asked for again later; one for the
+ *   lease's end is asked for for a while, then the lease is released as failed
+ *   with the code "no_space". A chunk may get 507 as well.
+ *
  * Chunk    PUT /v1/leases/{id}/chunks/{sha256}    204; raw bytes, header
  *   Pawl-Token; a digest that does not match is 400. A chunk that is there
- *   already is a 204 too.  HEAD on the same path: 200 or 404.
+ *   already is a 204 too.  HEAD on the same path: 200 or 404. Several may be
+ *   under way at a time, in any order.
  *
  * Checkpoint POST /v1/leases/{id}/checkpoints     201 {"id", "digest"}
  *   > {"token", "manifest": {…}, "release": {…}?}   release: as below; outcome,
@@ -55,7 +69,9 @@
  *      "position", "metrics", "memory", "logs", "data": as in a heartbeat,
  *      "error": {"code": err_word, "detail", "shard"?, "line"?, "offset"?,
  *                "field"?, "stage"?, "final": bool, "checkpoint"?: id of one
- *                that did not verify}?}
+ *                that did not verify, "bytes"?, "missing_bytes"?: with the
+ *                code "no_space", what the state takes and what was missing: the
+ *                cycle waits for that much room, and no budget is spent}?}
  *   `finished` is only accepted with a checkpoint at the cycle's last step.
  *
  * Where the server is: DIR/url holds its base URL. DIR/socket, when it is

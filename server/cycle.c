@@ -28,6 +28,7 @@ static void row(const struct stmt *q, struct cycle *c)
         .no_progress = col_int(q, 15),
         .not_before_ms = col_int(q, 16),
         .checkpoint = col_int(q, 17),
+        .parked_ms = col_int(q, 21),
     };
     snprintf(c->state, sizeof(c->state), "%s", col_text(q, 3));
     snprintf(c->signature, sizeof(c->signature), "%s", col_text(q, 18));

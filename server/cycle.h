@@ -32,6 +32,7 @@ struct cycle {
     int64_t step, saved_step, best_step;
     int64_t failures, lost, no_progress;
     int64_t not_before_ms; /* 0: none */
+    int64_t parked_ms;     /* since then it waits for room on disk; 0: no */
     int64_t checkpoint;    /* the finished state; 0: none */
     char state[12];
     char signature[DIGEST_HEX], data_digest[DIGEST_HEX]; /* "" until frozen */

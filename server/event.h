@@ -3,7 +3,7 @@
  * An event is one thing that changed, with its cause in a sentence and who
  * brought it about. Kinds: submitted started resumed yielded lost failed
  * finished completed paused unpaused canceled retried patched checkpoint
- * quarantined order inexact cycle. Log lines are the workers' own words. */
+ * quarantined order inexact cycle no_room parked unparked. Log lines are the workers' own words. */
 #pragma once
 #include <jansson.h>
 #include <stdint.h>

@@ -207,7 +207,8 @@ static int parse_error(const json_t *in, const char *at, struct release *ret,
         return 0;
     struct json_read r;
     json_read_open(&r, in, at, err, "code", "detail", "shard", "line", "offset",
-                   "field", "stage", "final", "checkpoint", NULL);
+                   "field", "stage", "final", "checkpoint", "bytes",
+                   "missing_bytes", NULL);
     json_read_need(&r, "code");
     ret->error.code = json_read_string(&r, "code", 32, "");
     ret->error.detail = json_read_string(&r, "detail", 4096, "");
@@ -218,6 +219,8 @@ static int parse_error(const json_t *in, const char *at, struct release *ret,
     ret->error.offset = json_read_int(&r, "offset", 0, JSON_INT_MAX, -1);
     ret->error.final = json_read_bool(&r, "final", false);
     ret->error.checkpoint = json_read_int(&r, "checkpoint", 0, JSON_INT_MAX, 0);
+    ret->error.bytes = json_read_int(&r, "bytes", 0, (int64_t)1 << 50, 0);
+    ret->error.missing = json_read_int(&r, "missing_bytes", 0, JSON_INT_MAX, 0);
     ret->error.given = true;
     ret->error_json = in;
     return r.r;

@@ -37,6 +37,7 @@ struct release {
         const char *code, *detail, *shard, *field, *stage;
         int64_t line, offset; /* -1: not given */
         int64_t checkpoint;   /* one that did not verify; 0: none */
+        int64_t bytes, missing; /* no room: what the state takes; 0: no word */
     } error;
     const json_t *error_json;
 };
