@@ -3,10 +3,12 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include "schema/cleanup.h"
 
 #define METRICS_PER_REQUEST 2000
@@ -433,6 +435,18 @@ void beat_log(struct beat *b, const char *level, const char *text)
     pthread_mutex_unlock(&b->lock);
 }
 
+void beat_say(struct beat *b, const char *level, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "pawl-worker[%d]: %s: %s\n", (int)getpid(), level, text);
+    if (b)
+        beat_log(b, level, text);
+}
+
 void beat_bad(struct beat *b, int64_t skipped, json_t *bad)
 {
     pthread_mutex_lock(&b->lock);
@@ -476,29 +490,50 @@ void beat_now(struct beat *b)
     pthread_mutex_unlock(&b->lock);
 }
 
-static bool flushed(const struct beat *b, bool most)
+size_t beat_mark(struct beat *b)
 {
-    return most ? outbox_fits(&b->box) : b->box.n_metrics == 0;
+    pthread_mutex_lock(&b->lock);
+    size_t mark = b->box.gone.metrics + b->box.n_metrics;
+    pthread_mutex_unlock(&b->lock);
+    return mark;
 }
 
-bool beat_flush(struct beat *b, bool most, client_give_up_fn *give_up,
-                void *arg)
+#define MOST SIZE_MAX /* instead of a mark */
+
+static bool flushed(const struct beat *b, size_t mark)
+{
+    return mark == MOST ? outbox_fits(&b->box) : b->box.gone.metrics >= mark;
+}
+
+static bool flush(struct beat *b, size_t mark, client_give_up_fn *give_up,
+                  void *arg)
 {
     bool going = true;
     pthread_mutex_lock(&b->lock);
-    while (!flushed(b, most) && b->order != ORDER_LOST && going) {
+    while (!flushed(b, mark) && b->order != ORDER_LOST && going) {
         b->now = !b->away && !b->refused;
         pthread_cond_broadcast(&b->kick);
         wait_until(&b->sent, &b->lock, seconds() + 0.5);
-        if (flushed(b, most))
+        if (flushed(b, mark))
             break;
         pthread_mutex_unlock(&b->lock);
         going = !give_up(arg);
         pthread_mutex_lock(&b->lock);
     }
-    bool done = flushed(b, most);
+    bool done = flushed(b, mark);
     pthread_mutex_unlock(&b->lock);
     return done;
+}
+
+bool beat_flush_to(struct beat *b, size_t mark, client_give_up_fn *give_up,
+                   void *arg)
+{
+    return flush(b, mark, give_up, arg);
+}
+
+bool beat_flush(struct beat *b, client_give_up_fn *give_up, void *arg)
+{
+    return flush(b, MOST, give_up, arg);
 }
 
 int beat_report(struct beat *b, json_t *body, struct err *err)

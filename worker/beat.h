@@ -43,6 +43,9 @@ void beat_progress(struct beat *b, const struct progress *p);
 int beat_metric(struct beat *b, const struct metric *m, struct err *err);
 void beat_memory(struct beat *b, const struct memory_sample *s);
 void beat_log(struct beat *b, const char *level, const char *text);
+/* The same, to stderr as well; b may be NULL. */
+void beat_say(struct beat *b, const char *level, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Takes the list. */
 void beat_bad(struct beat *b, int64_t skipped, json_t *bad);
 
@@ -52,10 +55,14 @@ enum order beat_order(struct beat *b, char *reason, size_t cap);
 json_t *beat_runtime(struct beat *b);
 /* Seconds since the server last answered; 0 while it does. */
 double beat_away_s(struct beat *b);
-/* Send now what waits, and wait until all metrics are acknowledged, or, with
- * `most`, few enough are left for one request. false: `give_up` said so. */
-bool beat_flush(struct beat *b, bool most, client_give_up_fn *give_up,
-                void *arg);
+/* A mark behind the metrics there are by now. */
+size_t beat_mark(struct beat *b);
+/* Send now what waits, and wait until all metrics up to a mark are
+ * acknowledged. false: `give_up` said so. */
+bool beat_flush_to(struct beat *b, size_t mark, client_give_up_fn *give_up,
+                   void *arg);
+/* The same, until so few are left, of everything, that one request takes them. */
+bool beat_flush(struct beat *b, client_give_up_fn *give_up, void *arg);
 /* Send a heartbeat now, without waiting for it. */
 void beat_now(struct beat *b);
 

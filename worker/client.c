@@ -10,19 +10,10 @@
 #include <unistd.h>
 #include "schema/cleanup.h"
 #include "schema/wire.h"
+#include "worker/transfer.h"
 
 #define ANSWER_MAX ((size_t)256 * 1024 * 1024)
 #define STALL_S 60 /* without a byte a request is given up */
-
-struct client {
-    struct client_options o;
-    CURL *curl;
-    char *url;         /* without a slash at the end */
-    char *unix_socket; /* or NULL */
-    char *token;
-    bool stale; /* url and token must be read again */
-    unsigned random;
-};
 
 static void init_once(void)
 {
@@ -165,27 +156,19 @@ static int refresh(struct client *c, struct err *err)
 
 /* ---- one request ---- */
 
-struct transfer {
-    struct client *c;
-    const struct request *rq;
-    struct answer *answer;
-    struct err *err;
-    int r; /* of on_bytes */
-};
-
 static size_t on_data(char *data, size_t size, size_t n, void *arg)
 {
     struct transfer *t = arg;
     size_t len = size * n;
     long status = 0;
-    curl_easy_getinfo(t->c->curl, CURLINFO_RESPONSE_CODE, &status);
-    if (t->rq->on_bytes && status >= 200 && status < 300) {
-        t->r = t->rq->on_bytes(t->rq->arg, data, len, t->err);
+    curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (t->rq.on_bytes && status >= 200 && status < 300) {
+        t->r = t->rq.on_bytes(t->rq.arg, data, len, &t->err);
         return t->r < 0 ? 0 : len;
     }
-    if (t->answer->body.len + len > ANSWER_MAX ||
-        buf_add(&t->answer->body, data, len) < 0) {
-        t->r = err_set(t->err, ERR_NOMEM, "the server's answer is too long");
+    if (t->answer.body.len + len > ANSWER_MAX ||
+        buf_add(&t->answer.body, data, len) < 0) {
+        t->r = err_set(&t->err, ERR_NOMEM, "the server's answer is too long");
         return 0;
     }
     return len;
@@ -195,7 +178,7 @@ static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t d,
                        curl_off_t e)
 {
     struct transfer *t = arg;
-    return t->c->o.interrupt && atomic_load(t->c->o.interrupt);
+    return t->client->o.interrupt && atomic_load(t->client->o.interrupt);
 }
 
 static int refused(const struct request *rq, const struct answer *a,
@@ -222,9 +205,13 @@ static int refused(const struct request *rq, const struct answer *a,
     const char *detail = json_string_value(json_object_get(a->json, "detail"));
     const char *pointer =
         json_string_value(json_object_get(a->json, "pointer"));
-    return err_at(err, code, pointer ? pointer : "", "%s %s: %ld %s",
-                  rq->method, rq->path, a->status,
-                  detail ? detail : "(no reason given)");
+    int r =
+        err_at(err, code, pointer ? pointer : "", "%s %s: %ld %s", rq->method,
+               rq->path, a->status, detail ? detail : "(no reason given)");
+    if (err)
+        err->missing_bytes =
+            json_integer_value(json_object_get(a->json, "missing_bytes"));
+    return r;
 }
 
 static int add_header(struct curl_slist **list, const char *name,
@@ -240,44 +227,43 @@ static int add_header(struct curl_slist **list, const char *name,
     return 0;
 }
 
-static void slist_ptr(struct curl_slist **list)
+static int set_headers(struct transfer *t, struct err *err)
 {
-    curl_slist_free_all(*list);
-}
-
-static int set_headers(struct client *c, const struct request *rq,
-                       struct curl_slist **list, struct err *err)
-{
+    const struct request *rq = &t->rq;
     int r = 0;
     CLEANUP(buf_release) struct buf value = {0};
-    if (c->token) {
-        r |= buf_addf(&value, "Bearer %s", c->token);
-        r |= r ? r : add_header(list, "Authorization", value.data);
+    if (t->client->token) {
+        r |= buf_addf(&value, "Bearer %s", t->client->token);
+        r |= r ? r : add_header(&t->headers, "Authorization", value.data);
     }
     if (rq->lease_token > 0) {
         buf_clear(&value);
         r |= buf_addf(&value, "%" PRId64, rq->lease_token);
-        r |= r ? r : add_header(list, WIRE_TOKEN_HEADER, value.data);
+        r |= r ? r : add_header(&t->headers, WIRE_TOKEN_HEADER, value.data);
     }
     if (rq->json)
-        r |= add_header(list, "Content-Type", "application/json");
+        r |= add_header(&t->headers, "Content-Type", "application/json");
     else if (rq->bytes)
-        r |= add_header(list, "Content-Type", "application/octet-stream");
+        r |=
+            add_header(&t->headers, "Content-Type", "application/octet-stream");
     struct curl_slist *longer =
-        r ? NULL : curl_slist_append(*list, "Expect:"); /* no 100-continue */
+        r ? NULL
+          : curl_slist_append(t->headers, "Expect:"); /* no 100-continue */
     if (!longer)
         return err_set(err, ERR_NOMEM, "no memory for a request");
-    *list = longer;
-    curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, *list);
+    t->headers = longer;
+    curl_easy_setopt(t->curl, CURLOPT_HTTPHEADER, t->headers);
     return 0;
 }
 
-static void set_options(struct client *c, const struct request *rq,
-                        const char *url, const void *body, size_t len,
-                        struct transfer *t)
+static void set_options(struct transfer *t)
 {
-    CURL *h = c->curl;
-    curl_easy_setopt(h, CURLOPT_URL, url);
+    CURL *h = t->curl;
+    const struct client *c = t->client;
+    const struct request *rq = &t->rq;
+    const void *body = t->text ? t->text : rq->bytes;
+    size_t len = t->text ? strlen(t->text) : rq->len;
+    curl_easy_setopt(h, CURLOPT_URL, t->url.data);
     curl_easy_setopt(h, CURLOPT_NOSIGNAL, 1L);
 #if LIBCURL_VERSION_NUM >= 0x075500
     curl_easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https");
@@ -291,82 +277,108 @@ static void set_options(struct client *c, const struct request *rq,
     curl_easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, rq->timeout_s ? 0L : 1L);
     curl_easy_setopt(h, CURLOPT_LOW_SPEED_TIME,
                      rq->timeout_s ? 0L : (long)STALL_S);
-    curl_easy_setopt(h, CURLOPT_CUSTOMREQUEST, rq->method);
     if (body) {
         curl_easy_setopt(h, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)len);
         curl_easy_setopt(h, CURLOPT_POSTFIELDS, body);
     } else if (!strcmp(rq->method, "GET")) {
         curl_easy_setopt(h, CURLOPT_HTTPGET, 1L);
+    } else if (!strcmp(rq->method, "HEAD")) {
+        curl_easy_setopt(h, CURLOPT_NOBODY, 1L);
     }
+    curl_easy_setopt(h, CURLOPT_CUSTOMREQUEST, rq->method);
     curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(h, CURLOPT_WRITEDATA, t);
     curl_easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl_easy_setopt(h, CURLOPT_XFERINFODATA, t);
     curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(h, CURLOPT_PRIVATE, t);
+    curl_easy_setopt(h, CURLOPT_ERRORBUFFER, t->why);
 }
 
-static int perform(struct client *c, const struct request *rq, const void *body,
-                   size_t len, struct answer *ret, struct err *err)
-{
-    CLEANUP(slist_ptr) struct curl_slist *headers = NULL;
-    CLEANUP(buf_release) struct buf url = {0};
-    struct transfer t = {.c = c, .rq = rq, .answer = ret, .err = err};
-    curl_easy_reset(c->curl); /* keeps the connection */
-    if (buf_addf(&url, "%s%s", c->url, rq->path) < 0)
-        return err_set(err, ERR_NOMEM, "no memory for a request");
-    int r = set_headers(c, rq, &headers, err);
-    if (r < 0)
-        return r;
-    set_options(c, rq, url.data, body, len, &t);
-    char why[CURL_ERROR_SIZE] = "";
-    curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, why);
-    CURLcode e = curl_easy_perform(c->curl);
-    curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, NULL);
-    if (t.r < 0)
-        return t.r;
-    if (e != CURLE_OK) {
-        c->stale = true;
-        long status = 0; /* of an answer that broke off in its body */
-        curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &status);
-        bool cut = rq->on_bytes && status >= 200 && status < 300;
-        return err_set(err, cut ? ERR_IO : ERR_NET, "%s %s%s: %s", rq->method,
-                       c->url, rq->path, *why ? why : curl_easy_strerror(e));
-    }
-    curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &ret->status);
-    return 0;
-}
-
-int client_try(struct client *c, const struct request *rq, struct answer *ret,
-               struct err *err)
+int transfer_begin(struct transfer *t, struct client *c, CURL *curl,
+                   const struct request *rq, struct err *err)
 {
     if (c->stale) {
         int r = refresh(c, err);
         if (r < 0)
             return r;
     }
-    AUTO_FREE char *text = NULL;
-    const void *body = rq->bytes;
-    size_t len = rq->len;
+    *t = (struct transfer){.client = c, .curl = curl, .rq = *rq};
     if (rq->json) {
-        text = json_dumps(rq->json, JSON_COMPACT | JSON_REAL_PRECISION(17));
-        if (!text)
+        t->text = json_dumps(rq->json, JSON_COMPACT | JSON_REAL_PRECISION(17));
+        if (!t->text)
             return err_set(err, ERR_INVALID, "a request body is not JSON");
-        body = text;
-        len = strlen(text);
     }
-    CLEANUP(answer_release) struct answer a = {0};
-    int r = perform(c, rq, body, len, &a, err);
+    curl_easy_reset(curl); /* keeps the connection */
+    if (buf_addf(&t->url, "%s%s", c->url, rq->path) < 0)
+        return err_set(err, ERR_NOMEM, "no memory for a request");
+    int r = set_headers(t, err);
     if (r < 0)
         return r;
-    if (a.body.len)
-        a.json = json_loadb(a.body.data, a.body.len, 0, NULL);
-    if (a.status == 401)
-        c->stale = true; /* the server may have a new token */
-    if (a.status < 200 || a.status > 299)
-        return refused(rq, &a, err);
-    *ret = a;
-    a = (struct answer){0};
+    set_options(t);
     return 0;
+}
+
+static int judge(struct transfer *t, CURLcode e, struct err *err)
+{
+    struct client *c = t->client;
+    const struct request *rq = &t->rq;
+    if (t->r < 0) {
+        if (err)
+            *err = t->err;
+        return t->r;
+    }
+    curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &t->answer.status);
+    if (e != CURLE_OK) {
+        c->stale = true;
+        /* of an answer that broke off in its body */
+        long status = t->answer.status;
+        bool cut = rq->on_bytes && status >= 200 && status < 300;
+        return err_set(err, cut ? ERR_IO : ERR_NET, "%s %s: %s", rq->method,
+                       t->url.data, *t->why ? t->why : curl_easy_strerror(e));
+    }
+    if (t->answer.body.len)
+        t->answer.json =
+            json_loadb(t->answer.body.data, t->answer.body.len, 0, NULL);
+    if (t->answer.status == 401)
+        c->stale = true; /* the server may have a new token */
+    if (t->answer.status < 200 || t->answer.status > 299)
+        return refused(rq, &t->answer, err);
+    return 0;
+}
+
+int transfer_end(struct transfer *t, CURLcode e, struct answer *ret,
+                 struct err *err)
+{
+    int r = judge(t, e, err);
+    if (r == 0 && ret) {
+        *ret = t->answer;
+        t->answer = (struct answer){0};
+    }
+    transfer_release(t);
+    return r;
+}
+
+void transfer_release(struct transfer *t)
+{
+    if (t->curl)
+        curl_easy_setopt(t->curl, CURLOPT_ERRORBUFFER, NULL);
+    curl_slist_free_all(t->headers);
+    buf_release(&t->url);
+    free(t->text);
+    answer_release(&t->answer);
+    *t = (struct transfer){0};
+}
+
+int client_try(struct client *c, const struct request *rq, struct answer *ret,
+               struct err *err)
+{
+    CLEANUP(transfer_release) struct transfer t = {0};
+    int r = transfer_begin(&t, c, c->curl, rq, err);
+    if (r < 0)
+        return r;
+    CURLcode e = curl_easy_perform(c->curl);
+    return transfer_end(&t, e, ret, err);
 }
 
 bool client_retriable(int r)
@@ -375,14 +387,18 @@ bool client_retriable(int r)
            r == ERR_UNAUTHORIZED || r == ERR_NOSPACE;
 }
 
-/* 50 ms, doubled to 2 s, and up to half of it at random. */
-static void back_off(struct client *c, int attempt)
+int64_t client_pause_ms(struct client *c, int attempt)
 {
     int64_t ms = 50;
     for (int i = 0; i < attempt && ms < 2000; i++)
         ms *= 2;
     ms = ms > 2000 ? 2000 : ms;
-    ms += (int64_t)(rand_r(&c->random) % (unsigned)(ms / 2 + 1));
+    return ms + (int64_t)(rand_r(&c->random) % (unsigned)(ms / 2 + 1));
+}
+
+void client_pause(struct client *c, int attempt)
+{
+    int64_t ms = client_pause_ms(c, attempt);
     struct timespec t = {ms / 1000, ms % 1000 * 1000000};
     nanosleep(&t, NULL);
 }
@@ -395,6 +411,6 @@ int client_insist(struct client *c, const struct request *rq,
         int r = client_try(c, rq, ret, err);
         if (!client_retriable(r) || give_up(arg))
             return r;
-        back_off(c, attempt);
+        client_pause(c, attempt);
     }
 }

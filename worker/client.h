@@ -64,3 +64,5 @@ typedef bool client_give_up_fn(void *arg);
 int client_insist(struct client *c, const struct request *rq,
                   struct answer *ret, client_give_up_fn *give_up, void *arg,
                   struct err *err);
+/* The pause between attempts, longer with each. */
+void client_pause(struct client *c, int attempt);

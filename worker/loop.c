@@ -10,13 +10,13 @@
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
 #include "schema/spec.h"
-#include "schema/state.h"
 #include "schema/wire.h"
 #include "worker/beat.h"
 #include "worker/claim.h"
 #include "worker/feed.h"
+#include "worker/load.h"
 #include "worker/memory.h"
-#include "worker/save.h"
+#include "worker/saver.h"
 #include "worker/torch_shim.h"
 #include "worker/trace.h"
 
@@ -26,8 +26,6 @@
 #define AWAY_MAX_S (6 * 3600.0)
 /* A server that is there but keeps failing at one request. */
 #define TRIES_MAX 40
-/* A save that did not get through is tried again after so long. */
-#define SAVE_AGAIN_S 5.0
 /* Memory samples that tell nothing new are kept this far apart. */
 #define SAMPLE_S 1.0
 
@@ -46,25 +44,20 @@ struct run {
     struct trainer *trainer;
     struct feed *feed;
     struct trace *trace;
-    struct save save;
+    struct saver *saver;
     struct memory memory;
     struct thresholds thresholds;
 
     struct progress progress;
     const char *oom_stage; /* where memory would run out now */
     struct lease_use use;
-    int64_t since_save;        /* micro-batches */
-    int64_t saved_step;        /* of the newest checkpoint; -1: none */
-    char previous[DIGEST_HEX]; /* its manifest's digest, or "" */
-    json_t *unsure;            /* a manifest that was sent, but not answered */
-    double save_again;         /* not before */
-    int64_t first_step;        /* trained by this lease: steps before it */
+    int64_t first_step; /* trained by this lease: steps before it */
 
     struct memory_sample sample, sample_sent;
     double step_began, rate, rate_weight;
 
-    bool leaving; /* a save or release for the end is under way */
-    int tries;
+    int tries;           /* at what is under way for the lease's end */
+    int64_t state_bytes; /* that there was no room for */
 };
 
 static double seconds(void)
@@ -77,19 +70,6 @@ static double seconds(void)
 static int64_t number(const json_t *o, const char *name)
 {
     return json_integer_value(json_object_get(o, name));
-}
-
-__attribute__((format(printf, 3, 4))) static void
-say(struct run *r, const char *level, const char *fmt, ...)
-{
-    char text[1024];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    fprintf(stderr, "pawl-worker[%d]: %s: %s\n", (int)getpid(), level, text);
-    if (r->beat)
-        beat_log(r->beat, level, text);
 }
 
 static bool told_to_end(const struct run *r)
@@ -112,8 +92,8 @@ static bool state_folder_is_gone(const struct run *r)
     return r->o->net.state && access(r->o->net.state, F_OK) < 0;
 }
 
-/* Between attempts of a save or release for the lease's end. */
-static bool give_up_leaving(void *arg)
+/* Between attempts at what the lease cannot begin or end without. */
+static bool give_up(void *arg)
 {
     struct run *r = arg;
     double away = beat_away_s(r->beat);
@@ -126,104 +106,17 @@ static bool give_up_leaving(void *arg)
     return ++r->tries > TRIES_MAX;
 }
 
-/* Between attempts of a save on the way: training waits for it. */
-static bool give_up_saving(void *arg)
+static bool ends(void *arg)
 {
-    struct run *r = arg;
-    return is_over(r) || beat_away_s(r->beat) > 0 || ++r->tries > 3;
+    return told_to_end(arg);
 }
 
-static bool give_up(void *arg)
-{
-    struct run *r = arg;
-    return r->leaving ? give_up_leaving(r) : give_up_saving(r);
-}
-
-/* ---- saving ---- */
-
-/* The manifest, but for its tensors. */
-static json_t *manifest_head(struct run *r)
-{
-    return json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:I, s:s, s:O, s:{s:I, s:I}, s:s?}",
-        "format", "pawl-state", "version", STATE_VERSION, "cycle",
-        (json_int_t)r->cycle, "step", (json_int_t)r->progress.step, "epoch",
-        (json_int_t)r->progress.epoch, "records",
-        (json_int_t)r->progress.records, "signature", r->signature,
-        "fingerprint", r->fingerprint, "totals", "micro_batches",
-        (json_int_t)r->progress.micro_batches, "records",
-        (json_int_t)r->progress.records, "previous",
-        *r->previous ? r->previous : NULL);
-}
+/* ---- the end ---- */
 
 static void set_stage(struct run *r, const char *stage)
 {
     r->progress.stage = stage;
     beat_progress(r->beat, &r->progress);
-}
-
-/* Commit a manifest, with `release` (or NULL) in the same transaction. */
-static int post_manifest(struct run *r, json_t *manifest, json_t *release,
-                         struct err *err)
-{
-    AUTO_JSON json_t *body = json_pack(
-        "{s:I, s:O}", "token", (json_int_t)r->token, "manifest", manifest);
-    if (!body)
-        return err_set(err, ERR_NOMEM, "no memory to save");
-    if (release) {
-        int e = beat_report(r->beat, release, err);
-        if (e < 0)
-            return e;
-        json_object_set(body, "release", release);
-    }
-    char path[96];
-    snprintf(path, sizeof path, "/v1/leases/%" PRId64 "/checkpoints", r->lease);
-    struct request rq = {
-        .method = "POST", .path = path, .json = body, .timeout_s = 300};
-    CLEANUP(answer_release) struct answer a = {0};
-    int e = client_insist(r->client, &rq, &a, give_up, r, err);
-    if (release)
-        beat_reported(r->beat, e == 0);
-    json_decref(r->unsure);
-    r->unsure = client_retriable(e) ? json_incref(manifest) : NULL;
-    if (e < 0)
-        return e;
-    const char *digest = json_string_value(json_object_get(a.json, "digest"));
-    snprintf(r->previous, sizeof r->previous, "%s", digest ? digest : "");
-    r->saved_step = number(manifest, "step");
-    return 0;
-}
-
-/* A manifest whose answer never came may have been committed, and then the
- * next one must name it as its predecessor: ask again. */
-static int settle_unsure(struct run *r, struct err *err)
-{
-    if (!r->unsure)
-        return 0;
-    AUTO_JSON json_t *manifest = json_incref(r->unsure);
-    return post_manifest(r, manifest, NULL, err);
-}
-
-/* Send the state and commit its manifest. */
-static int commit(struct run *r, json_t *release, struct err *err)
-{
-    int e = settle_unsure(r, err);
-    if (e < 0)
-        return e;
-    AUTO_JSON json_t *head = manifest_head(r);
-    CLEANUP(json_ptr) json_t *manifest = NULL;
-    if (!head)
-        return err_set(err, ERR_NOMEM, "no memory to save");
-    beat_now(r->beat); /* metrics travel while chunks do */
-    e = save_state(&r->save, head, &manifest, err);
-    if (e < 0)
-        return e;
-    if (!beat_flush(r->beat, release != NULL, give_up, r))
-        return err_set(err, ERR_NET, "the server takes no metrics");
-    e = post_manifest(r, manifest, release, err);
-    if (e == 0)
-        r->since_save = 0;
-    return e;
 }
 
 /* The lease has another owner, or is gone. */
@@ -232,37 +125,9 @@ static bool is_refusal(int e)
     return e == ERR_STALE || e == ERR_NOT_FOUND;
 }
 
-/* A save on the way. One that cannot get through is due again later: the state
- * itself is what is kept, and training goes on. */
-static int save_on_the_way(struct run *r, struct err *err)
-{
-    double begin = seconds();
-    struct err why = {0};
-    set_stage(r, "save");
-    r->tries = 0;
-    int e = commit(r, NULL, &why);
-    set_stage(r, "train");
-    r->step_began = seconds();
-    if (e == 0) {
-        say(r, "info", "saved step %" PRId64 " in %.2f s", r->progress.step,
-            seconds() - begin);
-        return 0;
-    }
-    if (!client_retriable(e)) {
-        *err = why;
-        /* "invalid" is kept for the user's mistakes; this is ours */
-        err->code = e == ERR_INVALID ? ERR_CONFLICT : e;
-        return err->code;
-    }
-    say(r, "warning", "step %" PRId64 " is not saved yet: %s", r->progress.step,
-        why.text);
-    r->save_again = seconds() + SAVE_AGAIN_S;
-    return 0;
-}
-
 static int release_alone(struct run *r, json_t *release, struct err *err)
 {
-    beat_flush(r->beat, true, give_up, r);
+    beat_flush(r->beat, give_up, r);
     int e = beat_report(r->beat, release, err);
     if (e < 0)
         return e;
@@ -296,14 +161,13 @@ static int64_t tell_skipped(struct run *r)
 static int leave(struct run *r, json_t *release, bool with_state,
                  struct err *err)
 {
-    r->leaving = true;
     r->tries = 0;
     tell_skipped(r);
     set_stage(r, "save");
-    bool newer = r->trainer && r->feed &&
-                 r->progress.step > (r->saved_step < 0 ? 0 : r->saved_step);
-    return with_state && newer ? commit(r, release, err)
-                               : release_alone(r, release, err);
+    if (with_state && r->saver && saver_wants(r->saver, r->progress.step))
+        return saver_leave(r->saver, &r->progress, release, &r->state_bytes,
+                           err);
+    return release_alone(r, release, err);
 }
 
 static int leave_finished(struct run *r, struct err *err)
@@ -312,15 +176,16 @@ static int leave_finished(struct run *r, struct err *err)
                                           "reason", "all epochs are trained");
     int e = leave(r, release, true, err);
     if (e == 0)
-        say(r, "info", "finished at step %" PRId64, r->progress.step);
+        beat_say(r->beat, "info", "finished at step %" PRId64,
+                 r->progress.step);
     return e;
 }
 
 static int leave_yielded(struct run *r, const char *reason, const char *detail,
                          struct err *err)
 {
-    say(r, "info", "yields at step %" PRId64 ": %s%s%s", r->progress.step,
-        reason, *detail ? ": " : "", detail);
+    beat_say(r->beat, "info", "yields at step %" PRId64 ": %s%s%s",
+             r->progress.step, reason, *detail ? ": " : "", detail);
     AUTO_JSON json_t *release =
         json_pack("{s:s, s:s, s:s}", "outcome", "yielded", "reason", reason,
                   "detail", detail);
@@ -336,7 +201,7 @@ static bool is_final(int e)
 static int leave_failed(struct run *r, const struct err *why,
                         int64_t bad_checkpoint, struct err *err)
 {
-    say(r, "error", "%s", why->text);
+    beat_say(r->beat, "error", "%s", why->text);
     AUTO_JSON json_t *error =
         json_pack("{s:s, s:s, s:b}", "code", err_word(why->code), "detail",
                   why->text, "final", is_final(why->code));
@@ -357,6 +222,11 @@ static int leave_failed(struct run *r, const struct err *why,
         json_string(why->code == ERR_OOM ? r->oom_stage : r->progress.stage));
     if (bad_checkpoint)
         json_object_set_new(error, "checkpoint", json_integer(bad_checkpoint));
+    if (why->code == ERR_NOSPACE && r->state_bytes) {
+        json_object_set_new(error, "bytes", json_integer(r->state_bytes));
+        json_object_set_new(error, "missing_bytes",
+                            json_integer(why->missing_bytes));
+    }
     AUTO_JSON json_t *release =
         json_pack("{s:s, s:O, s:O}", "outcome", "failed", "reason",
                   json_object_get(error, "detail"), "error", error);
@@ -367,7 +237,8 @@ static int leave_failed(struct run *r, const struct err *why,
     if (with_state && r->trainer)
         trainer_discard(r->trainer);
     int e = leave(r, release, with_state, err);
-    if (with_state && e < 0 && !client_retriable(e) && !is_refusal(e))
+    if (with_state &&
+        (e == ERR_NOSPACE || (e < 0 && !client_retriable(e) && !is_refusal(e))))
         e = leave(r, release, false, err); /* then without it */
     return e;
 }
@@ -395,8 +266,9 @@ static int adopt_policy(struct run *r, struct err *err)
     runtime_release(&r->runtime);
     r->runtime = next;
     use_policy(r);
-    say(r, "info", "a new runtime policy holds from step %" PRId64 " on",
-        r->progress.step + 1);
+    beat_say(r->beat, "info",
+             "a new runtime policy holds from step %" PRId64 " on",
+             r->progress.step + 1);
     return feed_set_runtime(r->feed, &r->runtime, err);
 }
 
@@ -488,7 +360,6 @@ static int train_micro(struct run *r, const struct feed_batch *b,
     trace_micro(r->trace, r->feed, b);
     r->progress.micro_batches++;
     r->use.micro_batches++;
-    r->since_save++;
     if (b->new_shape && r->memory.fake.on)
         memory_fake_shape(&r->memory.fake);
     int64_t every = r->thresholds.empty_cache_every;
@@ -586,13 +457,12 @@ static int boundary(struct run *r, bool last, struct parting *why,
         why->reason = yield_word(reached);
         return GO_YIELD;
     }
-    int every = r->runtime.checkpoint_every;
-    if (every > 0 && r->since_save >= every && beat_away_s(r->beat) == 0 &&
-        seconds() >= r->save_again) {
-        e = save_on_the_way(r, err);
-        if (e < 0)
-            return e;
-    }
+    e = saver_boundary(r->saver, &r->progress, r->runtime.checkpoint_every,
+                       &r->memory, &r->thresholds, err);
+    if (e < 0)
+        return e;
+    if (e > 0)
+        r->step_began = seconds();
     e = adopt_policy(r, err);
     return e < 0 ? e : GO_ON;
 }
@@ -639,7 +509,6 @@ static int read_claim(struct run *r, struct err *err)
     r->device = json_string_value(json_object_get(r->claim, "device"));
     r->signature = json_string_value(json_object_get(r->claim, "signature"));
     r->fingerprint = json_deep_copy(json_object_get(r->claim, "fingerprint"));
-    r->saved_step = -1;
     r->oom_stage = "load";
     r->progress = (struct progress){.stage = "load", .records_per_s = -1};
     r->sample.recommended = r->sample.device = r->sample.rss = -1;
@@ -671,7 +540,7 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
         return 0;
     const json_t *manifest = json_object_get(from, "manifest");
     if (resume) {
-        r->progress.step = r->saved_step = number(manifest, "step");
+        r->progress.step = number(manifest, "step");
         r->progress.epoch = number(manifest, "epoch");
         r->progress.records = number(manifest, "records");
         r->progress.micro_batches =
@@ -680,10 +549,8 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
     }
     struct loaded_feed feed = {0};
     double begin = seconds();
-    r->leaving = true; /* to be waited for as a release is */
     int e = load_state(r->client, number(from, "id"), manifest, r->trainer,
                        &feed, give_up, r, err);
-    r->leaving = false;
     if (e == 0 && resume)
         e = feed_resume(r->feed, json_object_get(manifest, "feed"), feed.buffer,
                         feed.n, err);
@@ -692,10 +559,8 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
         *ret_bad = number(from, "id");
     if (e < 0)
         return e;
-    const char *digest = json_string_value(json_object_get(from, "digest"));
-    snprintf(r->previous, sizeof r->previous, "%s", digest ? digest : "");
-    say(r, "info", "loaded checkpoint %" PRId64 " in %.2f s",
-        number(from, "id"), seconds() - begin);
+    beat_say(r->beat, "info", "loaded checkpoint %" PRId64 " in %.2f s",
+             number(from, "id"), seconds() - begin);
     return 0;
 }
 
@@ -721,6 +586,29 @@ static int set_watermarks(const struct runtime_policy *p, struct err *err)
     return 0;
 }
 
+static int start_saver(struct run *r, struct err *err)
+{
+    const json_t *from = json_object_get(r->claim, "checkpoint");
+    bool resumed = json_is_object(from);
+    if (!resumed)
+        from = json_object_get(r->claim, "initial");
+    struct saver_options o = {.net = &r->o->net,
+                              .lease = r->lease,
+                              .token = r->token,
+                              .cycle = r->cycle,
+                              .signature = r->signature,
+                              .fingerprint = r->fingerprint,
+                              .resolved_spec = r->spec.resolved,
+                              .trainer = r->trainer,
+                              .feed = r->feed,
+                              .beat = r->beat,
+                              .give_up = give_up,
+                              .ends = ends,
+                              .arg = r};
+    return saver_new(&o, json_is_object(from) ? from : NULL, resumed,
+                     &r->progress, &r->saver, err);
+}
+
 static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
 {
     int threads = (int)number(r->claim, "threads");
@@ -740,14 +628,9 @@ static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
         e = load(r, ret_bad, err);
     if (e < 0)
         return e;
-    r->save = (struct save){.client = r->client,
-                            .lease = r->lease,
-                            .token = r->token,
-                            .trainer = r->trainer,
-                            .feed = r->feed,
-                            .resolved_spec = r->spec.resolved,
-                            .give_up = give_up,
-                            .arg = r};
+    e = start_saver(r, err);
+    if (e < 0)
+        return e;
     r->first_step = r->progress.step;
     r->oom_stage = "first forward";
     take_sample(r);
@@ -755,12 +638,12 @@ static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
     use_policy(r);
     set_stage(r, "first_step");
     beat_now(r->beat); /* what was asked during the load counts at once */
-    say(r, "info",
-        "job %" PRId64 ", cycle %" PRId64 ": from step %" PRId64 " of %" PRId64
-        " on %s, %d thread%s",
-        number(json_object_get(r->claim, "lease"), "job"), r->cycle,
-        r->progress.step, r->steps, r->device, threads,
-        threads == 1 ? "" : "s");
+    beat_say(r->beat, "info",
+             "job %" PRId64 ", cycle %" PRId64 ": from step %" PRId64
+             " of %" PRId64 " on %s, %d thread%s",
+             number(json_object_get(r->claim, "lease"), "job"), r->cycle,
+             r->progress.step, r->steps, r->device, threads,
+             threads == 1 ? "" : "s");
     return thresholds_baseline(&r->thresholds, &r->sample, "after load", err);
 }
 
@@ -777,14 +660,15 @@ static int work(struct run *r, struct err *err)
     if (e == GO_ON)
         e = train(r, &why, &failure);
     if (e == GO_QUIETLY || (e < 0 && (is_over(r) || is_refusal(e)))) {
-        say(r, "info", "the server wants no more of this lease");
+        beat_say(r->beat, "info", "the server wants no more of this lease");
         return 0;
     }
     if (e == GO_YIELD || e == GO_ON) {
         e = e == GO_YIELD ? leave_yielded(r, why.reason, why.detail, &failure)
                           : leave_finished(r, &failure);
         *err = failure;
-        if (e < 0 && !client_retriable(e) && !is_refusal(e) && !is_over(r)) {
+        if (e < 0 && (!client_retriable(e) || e == ERR_NOSPACE) &&
+            !is_refusal(e) && !is_over(r)) {
             failure.code = e == ERR_INVALID ? ERR_CONFLICT : e;
             e = leave_failed(r, &failure, 0, err);
         }
@@ -792,7 +676,8 @@ static int work(struct run *r, struct err *err)
         e = leave_failed(r, &failure, bad_checkpoint, err);
     }
     if (e < 0 && (is_refusal(e) || is_over(r))) {
-        say(r, "info", "the server refused the release: %s", err->text);
+        beat_say(r->beat, "info", "the server refused the release: %s",
+                 err->text);
         return 0;
     }
     return e;
@@ -800,15 +685,14 @@ static int work(struct run *r, struct err *err)
 
 static void run_release(struct run *r)
 {
+    saver_free(r->saver);
     feed_close(r->feed);
     trainer_free(r->trainer);
     trace_close(r->trace);
-    save_release(&r->save);
     beat_stop(r->beat);
     runtime_release(&r->runtime);
     spec_release(&r->spec);
     json_decref(r->fingerprint);
-    json_decref(r->unsure);
     json_decref(r->claim);
     client_free(r->client);
 }

@@ -34,6 +34,8 @@ void memory_sample(struct memory *m, struct trainer *t,
     };
     memory_host(ret);
     if (m->fake.on) {
+        if (m->fake.available >= 0)
+            ret->available = m->fake.available;
         ret->allocated = m->fake.start;
         ret->device = m->fake.level;
         ret->recommended = m->fake.recommended;
@@ -172,4 +174,40 @@ int thresholds_baseline(const struct thresholds *t,
                       "%.0f MB %s: every process would stop at once",
                       t->rss_mb, mb, when);
     return 0;
+}
+
+/* Left over for what the others on this host, and training itself, take next. */
+#define RESERVE_MB 64
+
+bool memory_allows(const struct memory *m, const struct thresholds *t,
+                   int64_t bytes, char *why, size_t cap)
+{
+    struct memory_sample s;
+    memory_host(&s);
+    if (m->fake.on && m->fake.available >= 0)
+        s.available = m->fake.available;
+    int64_t need = bytes + bytes / 8 + (int64_t)(RESERVE_MB * MB);
+    int64_t limits = memory_limits_left();
+    const char *who = "the system has";
+    int64_t left = s.available >= 0 ? s.available : INT64_MAX;
+    if (limits < left) {
+        left = limits;
+        who = "this process's limits leave";
+    }
+    int64_t threshold = t->rss_mb > 0 && s.rss >= 0
+                            ? (int64_t)(t->rss_mb * MB) - s.rss
+                            : INT64_MAX;
+    if (threshold < left) {
+        left = threshold > 0 ? threshold : 0;
+        who = "restart.rss_mb leaves";
+    }
+    if (left >= need) {
+        why[0] = 0;
+        return true;
+    }
+    snprintf(why, cap,
+             "a copy of it wants %.0f MB, with what must stay free, and %s "
+             "%.0f MB",
+             (double)need / MB, who, (double)left / MB);
+    return false;
 }

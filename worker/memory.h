@@ -8,7 +8,8 @@
  * recommended_mb=25559,cache_mb=0 replaces the device's figures by an MPS-like
  * device's: start_mb after load, growing per new padded shape and per step;
  * emptying the cache gives back up to cache_mb of what grew. MPS's defaults
- * apply, so the whole policy runs on any machine. */
+ * apply, so the whole policy runs on any machine. available_mb stands for what
+ * the host has left. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -29,11 +30,18 @@ json_t *memory_sample_json(const struct memory_sample *s); /* caller owns */
 
 /* The host's part; one of memory_linux.c, memory_darwin.c. */
 void memory_host(struct memory_sample *ret);
+/* What this process may count on at most: the host's memory, or its cgroup's
+ * limit; 0 where that is not known. */
+int64_t memory_total(void);
+/* What limits set for this process (cgroup, ulimit) leave it; INT64_MAX where
+ * there are none. */
+int64_t memory_limits_left(void);
 
 /* The fake device, or none. */
 struct memory_fake {
     bool on;
     int64_t start, per_shape, per_step, recommended, cache;
+    int64_t available; /* -1: the host's own */
     int64_t level;
 };
 /* Parse PAWL_MEMORY_PROBE; NULL or "": none. ERR_INVALID. */
@@ -80,3 +88,9 @@ enum yield_reason thresholds_check(const struct thresholds *t,
 int thresholds_baseline(const struct thresholds *t,
                         const struct memory_sample *s, const char *when,
                         struct err *err);
+
+/* May the process take `bytes` more for a while? Not what the system has to
+ * spare, less a reserve, nor what its limits and the threshold of its RSS
+ * leave. *why gets the sentence when not. */
+bool memory_allows(const struct memory *m, const struct thresholds *t,
+                   int64_t bytes, char *why, size_t cap);

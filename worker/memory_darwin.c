@@ -30,6 +30,17 @@ void memory_host(struct memory_sample *ret)
     if (sysctlbyname("vm.swapusage", &swap, &len, NULL, 0) == 0)
         ret->swap = (int64_t)swap.xsu_used;
 }
+int64_t memory_total(void)
+{
+    int64_t bytes = 0;
+    size_t len = sizeof bytes;
+    return sysctlbyname("hw.memsize", &bytes, &len, NULL, 0) == 0 ? bytes : 0;
+}
+
+int64_t memory_limits_left(void)
+{
+    return INT64_MAX;
+}
 #else
 typedef int memory_darwin_is_empty;
 #endif

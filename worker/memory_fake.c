@@ -15,7 +15,7 @@ static int64_t *setting(struct memory_fake *f, const char *name, size_t len)
     } all[] = {
         {"start_mb", &f->start},       {"per_shape_mb", &f->per_shape},
         {"per_step_mb", &f->per_step}, {"recommended_mb", &f->recommended},
-        {"cache_mb", &f->cache},
+        {"cache_mb", &f->cache},       {"available_mb", &f->available},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strlen(all[i].name) == len && !strncmp(name, all[i].name, len))
@@ -34,7 +34,8 @@ int memory_fake_parse(const char *text, struct memory_fake *ret,
                        "PAWL_MEMORY_PROBE must begin with '" PREFIX
                        "', but is '%.100s'",
                        text);
-    struct memory_fake f = {.on = true, .recommended = (int64_t)(25559 * MB)};
+    struct memory_fake f = {
+        .on = true, .recommended = (int64_t)(25559 * MB), .available = -1};
     for (const char *p = text + strlen(PREFIX); *p;) {
         size_t len = strcspn(p, "=,");
         int64_t *to = setting(&f, p, len);
@@ -45,7 +46,8 @@ int memory_fake_parse(const char *text, struct memory_fake *ret,
             return err_set(err, ERR_INVALID,
                            "PAWL_MEMORY_PROBE: '%.60s' is not one of "
                            "start_mb, per_shape_mb, per_step_mb, "
-                           "recommended_mb, cache_mb with a number of MB",
+                           "recommended_mb, cache_mb, available_mb with a "
+                           "number of MB",
                            p);
         *to = (int64_t)llround(mb * MB);
         p = *end ? end + 1 : end;

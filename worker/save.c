@@ -1,19 +1,21 @@
 #include "worker/save.h"
-#include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "schema/cleanup.h"
 #include "schema/digest.h"
 #include "schema/state.h"
+#include "worker/flight.h"
 #include "worker/shard.h"
 
 #define MODEL_PREFIX "model."
-#define FEED_BUFFER "feed.buffer"
 
 static void digest_ptr(struct digest **d)
 {
     digest_free(*d);
+}
+
+static void flight_ptr(struct flight **f)
+{
+    flight_free(*f);
 }
 
 /* A row for the manifest's list of tensors. */
@@ -59,13 +61,15 @@ static int layout_put(void *ctx, const char *name, const char *dtype,
     return tensor_add(l->tensors, &l->at, name, dtype, shape, dims, bytes, err);
 }
 
-static int model_header(struct save *s, struct err *err)
+int save_model_header(const struct state_out *state,
+                      const json_t *resolved_spec, struct buf *ret,
+                      struct err *err)
 {
-    if (s->model_header.len)
+    if (ret->len)
         return 0;
     AUTO_JSON json_t *tensors = json_array();
     struct layout l = {.tensors = tensors};
-    int r = trainer_save(s->trainer, layout_put, &l, err);
+    int r = state->tensors(state->from, layout_put, &l, err);
     if (r < 0 && !l.done)
         return r;
     AUTO_JSON json_t *manifest =
@@ -73,46 +77,29 @@ static int model_header(struct save *s, struct err *err)
     if (!manifest)
         return err_set(err, ERR_NOMEM, "no memory for the manifest");
     int64_t payload;
-    return state_model_header(manifest, s->resolved_spec, &s->model_header,
-                              &payload, err);
+    return state_model_header(manifest, resolved_spec, ret, &payload, err);
 }
 
 /* ---- sending ---- */
 
 struct sender {
-    struct save *s;
+    struct flight *flight;
     json_t *tensors, *chunks;
     int64_t at, model_end;
     struct digest *model;
-    char *chunk;
-    size_t len;
+    size_t len; /* of the chunk that is being filled */
 };
 
 static int chunk_send(struct sender *o, struct err *err)
 {
+    char hex[DIGEST_HEX];
     if (!o->len)
         return 0;
-    uint8_t sum[DIGEST_BYTES];
-    char hex[DIGEST_HEX], path[160];
-    digest_of(o->chunk, o->len, sum);
-    digest_hex(sum, hex);
-    snprintf(path, sizeof path, "/v1/leases/%" PRId64 "/chunks/%s", o->s->lease,
-             hex);
-    struct request rq = {.method = "PUT",
-                         .path = path,
-                         .bytes = o->chunk,
-                         .len = o->len,
-                         .lease_token = o->s->token,
-                         .timeout_s = 120};
-    CLEANUP(answer_release) struct answer answer = {0};
-    int r = client_insist(o->s->client, &rq, &answer, o->s->give_up, o->s->arg,
-                          err);
-    if (r < 0)
-        return r;
-    if (json_array_append_new(o->chunks, json_string(hex)) < 0)
-        return err_set(err, ERR_NOMEM, "no memory for the manifest");
+    int r = flight_send(o->flight, o->len, hex, err);
     o->len = 0;
-    return 0;
+    if (r == 0 && json_array_append_new(o->chunks, json_string(hex)) < 0)
+        r = err_set(err, ERR_NOMEM, "no memory for the manifest");
+    return r;
 }
 
 static int sender_put(void *ctx, const char *name, const char *dtype,
@@ -129,7 +116,7 @@ static int sender_put(void *ctx, const char *name, const char *dtype,
     const char *p = data;
     while (r == 0 && bytes) {
         size_t n = STATE_CHUNK - o->len < bytes ? STATE_CHUNK - o->len : bytes;
-        memcpy(o->chunk + o->len, p, n);
+        memcpy(flight_buffer(o->flight) + o->len, p, n);
         o->len += n;
         p += n;
         bytes -= n;
@@ -139,270 +126,52 @@ static int sender_put(void *ctx, const char *name, const char *dtype,
     return r;
 }
 
-static int send_all(struct sender *o, json_t *manifest, struct err *err)
+static int send_all(struct sender *o, const struct state_out *state,
+                    struct err *err)
 {
-    struct save *s = o->s;
-    json_t *position = NULL;
-    AUTO_FREE int64_t *buffer = NULL;
-    int64_t n = 0;
-    int r = feed_save(s->feed, &position, &buffer, &n, err);
+    int r = state->tensors(state->from, sender_put, o, err);
     if (r < 0)
         return r;
-    json_object_set_new(manifest, "feed", position);
-    digest_add(o->model, s->model_header.data, s->model_header.len);
-    r = trainer_save(s->trainer, sender_put, o, err);
-    if (r < 0)
-        return r;
-    int64_t shape[2] = {n, 4};
-    r = sender_put(o, FEED_BUFFER, "I64", shape, 2, buffer,
-                   (size_t)n * sizeof(struct ref), err);
-    return r < 0 ? r : chunk_send(o, err);
+    int64_t shape[2] = {state->n, 4};
+    r = sender_put(o, FEED_BUFFER, "I64", shape, 2, state->buffer,
+                   (size_t)state->n * sizeof(struct ref), err);
+    if (r == 0)
+        r = chunk_send(o, err);
+    return r < 0 ? r : flight_land(o->flight, err);
 }
 
-int save_state(struct save *s, const json_t *head, json_t **ret,
-               struct err *err)
+int save_state(const struct save *s, const struct state_out *state,
+               const json_t *head, json_t **ret, struct err *err)
 {
-    int r = model_header(s, err);
-    if (r < 0)
-        return r;
     AUTO_JSON json_t *manifest = json_copy((json_t *)head);
     AUTO_JSON json_t *tensors = json_array();
     AUTO_JSON json_t *chunks = json_array();
     CLEANUP(digest_ptr) struct digest *model = digest_new();
-    AUTO_FREE char *chunk = malloc(STATE_CHUNK);
-    if (!manifest || !tensors || !chunks || !model || !chunk)
+    CLEANUP(flight_ptr) struct flight *flight = NULL;
+    if (!manifest || !tensors || !chunks || !model)
         return err_set(err, ERR_NOMEM, "no memory to save");
-    struct sender o = {.s = s,
-                       .tensors = tensors,
-                       .chunks = chunks,
-                       .model = model,
-                       .chunk = chunk};
-    r = send_all(&o, manifest, err);
+    int r = flight_new(s->client, s->lease, s->token, s->known, s->give_up,
+                       s->arg, &flight, err);
+    if (r < 0)
+        return r;
+    struct sender o = {
+        .flight = flight, .tensors = tensors, .chunks = chunks, .model = model};
+    digest_add(model, s->model_header->data, s->model_header->len);
+    r = send_all(&o, state, err);
     if (r < 0)
         return r;
     uint8_t sum[DIGEST_BYTES];
     char hex[DIGEST_HEX];
     digest_end(model, sum);
     digest_hex(sum, hex);
+    json_object_set(manifest, "feed", (json_t *)state->feed);
     json_object_set(manifest, "tensors", tensors);
     json_object_set(manifest, "chunks", chunks);
     json_object_set_new(manifest, "bytes", json_integer(o.at));
     json_object_set_new(
         manifest, "model_bytes",
-        json_integer((json_int_t)s->model_header.len + o.model_end));
+        json_integer((json_int_t)s->model_header->len + o.model_end));
     json_object_set_new(manifest, "model_sha256", json_string(hex));
     *ret = json_incref(manifest);
     return 0;
-}
-
-void save_release(struct save *s)
-{
-    buf_release(&s->model_header);
-}
-
-/* ---- loading ---- */
-
-struct receiver {
-    const json_t *tensors, *chunks;
-    struct trainer *trainer;
-    struct loaded_feed *feed;
-    int64_t bytes; /* of the state */
-
-    uint8_t length[8]; /* of the safetensors header */
-    int length_have;
-    int64_t header_left;
-
-    char *chunk;
-    size_t chunk_len;
-    int64_t chunk_no, at; /* of verified bytes */
-
-    size_t tensor_no;
-    struct buf tensor; /* the current one's bytes so far */
-};
-
-static int tensor_done(struct receiver *in, const json_t *row, struct err *err)
-{
-    const char *name = json_string_value(json_object_get(row, "name"));
-    const char *dtype = json_string_value(json_object_get(row, "dtype"));
-    const json_t *sizes = json_object_get(row, "shape");
-    int64_t shape[8] = {0};
-    int dims = (int)json_array_size(sizes);
-    if (!name || !dtype || dims > 8)
-        return err_set(err, ERR_CORRUPT, "a tensor of the manifest is not one");
-    for (int i = 0; i < dims; i++)
-        shape[i] = json_integer_value(json_array_get(sizes, (size_t)i));
-    if (!strncmp(name, "feed.", 5)) {
-        if (strcmp(name, FEED_BUFFER))
-            return 0;
-        if (in->tensor.len % sizeof(struct ref))
-            return err_set(err, ERR_CORRUPT, "the shuffle buffer is cut");
-        in->feed->n = (int64_t)(in->tensor.len / sizeof(struct ref));
-        free(in->feed->buffer);
-        in->feed->buffer = malloc(in->tensor.len + 1);
-        if (!in->feed->buffer)
-            return err_set(err, ERR_NOMEM, "no memory for the shuffle buffer");
-        if (in->tensor.len)
-            memcpy(in->feed->buffer, in->tensor.data, in->tensor.len);
-        return 0;
-    }
-    return trainer_load(in->trainer, name, dtype, shape, dims, in->tensor.data,
-                        in->tensor.len, err);
-}
-
-/* Verified bytes: cut them into tensors. With len 0 for those that are empty
- * at the end. */
-static int receive_verified(struct receiver *in, const char *p, size_t len,
-                            struct err *err)
-{
-    for (; in->tensor_no < json_array_size(in->tensors); in->tensor_no++) {
-        const json_t *row = json_array_get(in->tensors, in->tensor_no);
-        int64_t end = json_integer_value(json_object_get(row, "end"));
-        size_t want = (size_t)(end - in->at);
-        size_t n = want < len ? want : len;
-        if (buf_reserve(&in->tensor, n + 1) < 0 ||
-            (n && buf_add(&in->tensor, p, n) < 0))
-            return err_set(err, ERR_NOMEM, "no memory for a tensor");
-        p += n;
-        len -= n;
-        in->at += (int64_t)n;
-        if (in->at < end)
-            return 0;
-        int r = tensor_done(in, row, err);
-        if (r < 0)
-            return r;
-        buf_clear(&in->tensor);
-    }
-    return 0;
-}
-
-static int chunk_done(struct receiver *in, struct err *err)
-{
-    const char *hex =
-        json_string_value(json_array_get(in->chunks, (size_t)in->chunk_no));
-    uint8_t want[DIGEST_BYTES], have[DIGEST_BYTES];
-    digest_of(in->chunk, in->chunk_len, have);
-    if (!hex || digest_parse(hex, want) < 0 ||
-        memcmp(want, have, sizeof want) != 0)
-        return err_set(err, ERR_CORRUPT,
-                       "chunk %" PRId64 " (%.12s…) does not match its digest",
-                       in->chunk_no, hex ? hex : "?");
-    in->chunk_no++;
-    int r = receive_verified(in, in->chunk, in->chunk_len, err);
-    in->chunk_len = 0;
-    return r;
-}
-
-static int skip_header(struct receiver *in, const char **p, size_t *len,
-                       struct err *err)
-{
-    while (in->length_have < 8 && *len) {
-        in->length[in->length_have++] = (uint8_t) * (*p)++;
-        --*len;
-        if (in->length_have < 8)
-            continue;
-        uint64_t n = 0;
-        for (int i = 7; i >= 0; i--)
-            n = n << 8 | in->length[i];
-        if (n > (uint64_t)1 << 32)
-            return err_set(err, ERR_CORRUPT, "the state has no header");
-        in->header_left = (int64_t)n;
-    }
-    size_t skip =
-        (size_t)in->header_left < *len ? (size_t)in->header_left : *len;
-    in->header_left -= (int64_t)skip;
-    *p += skip;
-    *len -= skip;
-    return 0;
-}
-
-static int on_state(void *arg, const char *p, size_t len, struct err *err)
-{
-    struct receiver *in = arg;
-    int r = skip_header(in, &p, &len, err);
-    while (r == 0 && len) {
-        int64_t begin = in->chunk_no * STATE_CHUNK;
-        int64_t left = in->bytes - begin;
-        if (left <= 0)
-            return err_set(err, ERR_CORRUPT, "the state is too long");
-        size_t whole = left < STATE_CHUNK ? (size_t)left : STATE_CHUNK;
-        size_t n = whole - in->chunk_len < len ? whole - in->chunk_len : len;
-        memcpy(in->chunk + in->chunk_len, p, n);
-        in->chunk_len += n;
-        p += n;
-        len -= n;
-        if (in->chunk_len == whole)
-            r = chunk_done(in, err);
-    }
-    return r;
-}
-
-static int load_once(struct client *c, const char *path, struct receiver *in,
-                     struct err *err)
-{
-    in->length_have = 0;
-    in->header_left = 0;
-    in->chunk_len = 0;
-    in->chunk_no = in->at = 0;
-    in->tensor_no = 0;
-    buf_clear(&in->tensor);
-    struct request rq = {
-        .method = "GET", .path = path, .on_bytes = on_state, .arg = in};
-    CLEANUP(answer_release) struct answer answer = {0};
-    int r = client_try(c, &rq, &answer, err);
-    if (r == 0)
-        r = receive_verified(in, NULL, 0, err);
-    if (r == 0 &&
-        (in->at != in->bytes || in->tensor_no != json_array_size(in->tensors)))
-        return err_set(err, ERR_IO,
-                       "the state ended after %" PRId64 " of %" PRId64 " bytes",
-                       in->at, in->bytes);
-    return r;
-}
-
-/* How often a state that the server does send, but not whole, is asked for. */
-#define LOAD_TRIES 5
-
-int load_state(struct client *c, int64_t id, const json_t *manifest,
-               struct trainer *t, struct loaded_feed *ret_feed,
-               client_give_up_fn *give_up, void *arg, struct err *err)
-{
-    char path[96];
-    snprintf(path, sizeof path, "/v1/checkpoints/%" PRId64 "/state", id);
-    AUTO_FREE char *chunk = malloc(STATE_CHUNK);
-    if (!chunk)
-        return err_set(err, ERR_NOMEM, "no memory to load");
-    struct receiver in = {
-        .tensors = json_object_get(manifest, "tensors"),
-        .chunks = json_object_get(manifest, "chunks"),
-        .trainer = t,
-        .feed = ret_feed,
-        .bytes = json_integer_value(json_object_get(manifest, "bytes")),
-        .chunk = chunk,
-    };
-    int r = manifest_check(manifest, err);
-    for (int tries = 0; r == 0; tries++) {
-        r = load_once(c, path, &in, err);
-        if (!client_retriable(r))
-            break;
-        /* a server that is away is waited for; one that answers, but breaks
-         * off again and again, has lost a chunk */
-        if (r != ERR_IO)
-            tries = 0;
-        if (tries >= LOAD_TRIES || give_up(arg))
-            break;
-        struct timespec pause = {0, 200 * 1000000};
-        nanosleep(&pause, NULL);
-        r = 0;
-    }
-    buf_release(&in.tensor);
-    if (r == 0)
-        return trainer_load_end(t, err);
-    if (r == ERR_IO || r == ERR_NOT_FOUND) {
-        char why[sizeof err->text];
-        snprintf(why, sizeof why, "%s", err->text);
-        return err_set(err, ERR_CORRUPT,
-                       "checkpoint %" PRId64 " cannot be had whole: %.600s", id,
-                       why);
-    }
-    return r;
 }

@@ -1,45 +1,46 @@
-/* save.h - the train state out to the server and back.
+/* save.h - the train state out to the server.
  *
- * Saving streams: the trainer hands out one tensor at a time, the bytes fill a
- * chunk of 1 MiB, a full chunk is sent under its SHA-256. There is never a
- * second copy of the state. Nothing is a checkpoint until the manifest is
- * committed, so a save may end anywhere.
+ * Saving streams: tensors are handed out one at a time, their bytes fill a
+ * chunk of 1 MiB, a full chunk is sent under its SHA-256 (flight.h). Nothing is
+ * a checkpoint until the manifest is committed, so a save may end anywhere.
  *
- * Loading streams, too, and no byte reaches the trainer before its chunk's
- * digest was found to be the manifest's. */
+ * Where the tensors come from is the caller's: from the trainer itself, which
+ * stands still meanwhile, and then there is never a second copy of the state;
+ * or from a copy of it (snapshot.h). */
 #pragma once
 #include <jansson.h>
 #include <stdint.h>
 #include "schema/buf.h"
 #include "schema/err.h"
 #include "worker/client.h"
-#include "worker/feed.h"
 #include "worker/torch_shim.h"
+
+#define FEED_BUFFER "feed.buffer" /* the feed's tensor, n × 4 of I64 */
+
+/* A complete state at an optimizer-step boundary; all borrowed. */
+struct state_out {
+    int (*tensors)(void *from, trainer_put_fn *put, void *ctx, struct err *err);
+    void *from;
+    const json_t *feed;    /* its position */
+    const int64_t *buffer; /* n × 4 */
+    int64_t n;
+};
 
 struct save {
     struct client *client;
     int64_t lease, token;
-    struct trainer *trainer;
-    struct feed *feed;
-    const json_t *resolved_spec;
     client_give_up_fn *give_up; /* of each chunk that does not get through */
     void *arg;
-    struct buf model_header; /* kept from save to save; all-zero at first */
+    json_t *known; /* digests that the server may have: keys; grows */
+    const struct buf *model_header; /* of the model file: save_model_header */
 };
 
+/* The model file's header, the same for every state of a cycle: *ret is filled
+ * once and left alone then. */
+int save_model_header(const struct state_out *state,
+                      const json_t *resolved_spec, struct buf *ret,
+                      struct err *err);
 /* Send all chunks. `head` has the manifest's fields that are not about
  * tensors; the complete manifest is *ret (caller owns). */
-int save_state(struct save *s, const json_t *head, json_t **ret,
-               struct err *err);
-void save_release(struct save *s);
-
-/* The feed's part of a loaded state. */
-struct loaded_feed {
-    int64_t *buffer; /* n × 4, malloc'ed */
-    int64_t n;
-};
-/* Fetch checkpoint `id` and put it into the trainer; the feed's tensor goes to
- * *ret_feed. ERR_CORRUPT when it does not verify or cannot be had whole. */
-int load_state(struct client *c, int64_t id, const json_t *manifest,
-               struct trainer *t, struct loaded_feed *ret_feed,
-               client_give_up_fn *give_up, void *arg, struct err *err);
+int save_state(const struct save *s, const struct state_out *state,
+               const json_t *head, json_t **ret, struct err *err);

@@ -310,6 +310,16 @@ int trainer_save(struct trainer *t, trainer_put_fn *put, void *ctx,
     });
 }
 
+int64_t trainer_state_bytes(const struct trainer *t)
+{
+    int64_t bytes = sizeof t->adamw.steps;
+    for (const Tensors *part :
+         {&t->model.parameters, &t->adamw.exp_avg, &t->adamw.exp_avg_sq})
+        for (const auto &it : *part)
+            bytes += it.second.numel() * (int64_t)sizeof(float);
+    return bytes;
+}
+
 static bool has_prefix(const char *s, const char *prefix, const char **ret)
 {
     size_t n = strlen(prefix);

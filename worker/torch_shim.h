@@ -42,7 +42,8 @@ struct trainer;
  * instruction set), and with CUDA cuda_device, cuda_capability, cuda_runtime,
  * cuda_driver. Opens no device. Caller owns the result. */
 json_t *torch_describe(void);
-/* The kinds of device this build and machine offer, best first, "cpu" last. */
+/* The devices this build and machine offer, best first, "cpu" last, as a claim
+ * has them: [{"kind", "name"?, "memory_bytes"?}]. Opens none. Caller owns. */
 json_t *torch_devices(void);
 /* What `auto` means here: "cuda", "mps" or "cpu". Opens no device. */
 const char *torch_best_device(void);
@@ -88,6 +89,8 @@ typedef int trainer_put_fn(void *ctx, const char *name, const char *dtype,
                            size_t bytes, struct err *err);
 int trainer_save(struct trainer *t, trainer_put_fn *put, void *ctx,
                  struct err *err);
+/* How many bytes that is. */
+int64_t trainer_state_bytes(const struct trainer *t);
 /* Take tensors back, in any order. load_end refuses (ERR_CORRUPT, naming it) a
  * state in which any expected tensor was missing. Copies in place. */
 int trainer_load(struct trainer *t, const char *name, const char *dtype,
