@@ -427,14 +427,26 @@ int checkpoint_set_aside_newer(struct store *st, int64_t cycle, int64_t than,
 }
 
 int checkpoint_load_died(struct store *st, int64_t id, int64_t *ret_deaths,
-                         struct err *err)
+                         bool *ret_good, struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_DIED);
     stmt_int(&q, ":id", id);
     int r = stmt_row(&q, err);
-    if (r > 0)
+    if (r > 0) {
         *ret_deaths = col_int(&q, 0);
+        *ret_good = !strcmp(col_text(&q, 1), "good");
+    }
     return r < 0 ? r : 0;
+}
+
+int checkpoint_load_lives(struct store *st, int64_t id, bool set_aside,
+                          struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CHECKPOINT_LIVES);
+    stmt_int(&q, ":id", id);
+    stmt_int(&q, ":aside", set_aside);
+    int64_t n = stmt_run(&q, err);
+    return n < 0 ? (int)n : 0;
 }
 
 int checkpoint_loaded(struct store *st, int64_t id, struct err *err)

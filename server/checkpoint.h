@@ -83,9 +83,13 @@ int checkpoint_set_aside(struct store *st, int64_t id, const char *actor,
  * over, for their manifests are damaged. */
 int checkpoint_set_aside_newer(struct store *st, int64_t cycle, int64_t than,
                                int64_t now_ms, struct err *err);
-/* Another death while loading it; the count in a row. */
+/* Another death while loading it; the count in a row, and whether it is good. */
 int checkpoint_load_died(struct store *st, int64_t id, int64_t *ret_deaths,
-                         struct err *err);
+                         bool *ret_good, struct err *err);
+/* Its loader was not dead: one death less, and good again if it was set aside
+ * for that. */
+int checkpoint_load_lives(struct store *st, int64_t id, bool set_aside,
+                          struct err *err);
 int checkpoint_loaded(struct store *st, int64_t id, struct err *err);
 
 /* As clients see them; "kept" says why each stays (retention.h). */

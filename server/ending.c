@@ -63,10 +63,17 @@ static int64_t backoff_ms(int64_t n, int64_t seed)
     return ms + (int64_t)((h >> 33) % (uint64_t)(ms / 4 + 1));
 }
 
-static int64_t limit_of(const struct job *j, const char *name)
+/* 0: none, or < 0. One figure: the whole spec would take longer to parse than
+ * all else of a release. */
+static int limit_of(struct store *st, const struct job *j, const char *name,
+                    int64_t *ret, struct err *err)
 {
-    return json_integer_value(
-        json_object_get(json_object_get(j->spec, "limits"), name));
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_LIMIT);
+    stmt_int(&q, ":id", j->id);
+    stmt_text(&q, ":name", name);
+    int r = stmt_row(&q, err);
+    *ret = r > 0 ? col_int(&q, 0) : 0;
+    return r < 0 ? r : 0;
 }
 
 /* Why the job is failed, with what its lost leases left behind. */
@@ -99,15 +106,16 @@ static int check_no_progress(struct store *st, const struct job *j,
                              const struct cycle *c, const char *last,
                              int64_t now_ms, struct err *err)
 {
-    int64_t limit = limit_of(j, "no_progress");
-    if (limit <= 0 || c->no_progress < limit)
-        return 0;
+    int64_t limit = 0;
+    int r = limit_of(st, j, "no_progress", &limit, err);
+    if (r < 0 || limit <= 0 || c->no_progress < limit)
+        return r;
     char why[1024];
     snprintf(why, sizeof(why),
              "%" PRId64 " leases in a row got no further than step %" PRId64
              "; the last one: %.700s",
              c->no_progress, c->best_step, last);
-    int r = fail_with_evidence(st, c, "no_progress", why, now_ms, err);
+    r = fail_with_evidence(st, c, "no_progress", why, now_ms, err);
     return r < 0 ? r : 1;
 }
 
@@ -116,14 +124,20 @@ static int check_no_progress(struct store *st, const struct job *j,
 /* After a death while loading: a state that kills whoever loads it twice in a
  * row is set aside. */
 static int blame_loading(struct store *st, const struct lease *l,
-                         const struct cycle *c, int64_t now_ms, struct err *err)
+                         const struct cycle *c, int64_t now_ms,
+                         int64_t *counted, struct err *err)
 {
     if (!l->checkpoint || strcmp(l->stage, "load"))
         return 0;
     int64_t deaths = 0;
-    int r = checkpoint_load_died(st, l->checkpoint, &deaths, err);
-    if (r < 0 || deaths < LOAD_DEATHS_MAX)
+    bool good = false;
+    int r = checkpoint_load_died(st, l->checkpoint, &deaths, &good, err);
+    if (r < 0)
         return r;
+    *counted |= COUNTED_LOAD;
+    if (deaths < LOAD_DEATHS_MAX || !good)
+        return 0;
+    *counted |= COUNTED_SET_ASIDE;
     char why[200];
     snprintf(why, sizeof(why), "%" PRId64 " workers in a row died loading it",
              deaths);
@@ -152,19 +166,20 @@ int ending_lost(struct store *st, struct lease *l, const char *how,
     CLEANUP(job_release) struct job j = {0};
     CLEANUP(start_release) struct start start = {0};
     struct cycle c;
+    int64_t counted = COUNTED_LOST;
     int r = txn_begin(&txn, st, err);
     if (r >= 0)
-        r = job_load(st, l->job, &j, err);
+        r = job_load_part(st, l->job, 0, &j, err);
     if (r >= 0)
         r = cycle_load(st, l->cycle, &c, err);
     if (r >= 0)
-        r = blame_loading(st, l, &c, now_ms, err);
+        r = blame_loading(st, l, &c, now_ms, &counted, err);
     if (r >= 0)
         r = start_find(st, &c, &start, err);
     if (r < 0)
         return r;
 
-    int64_t counted = COUNTED_LOST | count_progress(l, &c);
+    counted |= count_progress(l, &c);
     c.lost++;
     if (c.saved_step > start.step)
         c.saved_step = start.step; /* a newer one was set aside */
@@ -200,7 +215,10 @@ int ending_lost(struct store *st, struct lease *l, const char *how,
                         start.step, start.epoch, start.records, err);
     if (r < 0)
         return r;
-    int64_t limit = limit_of(&j, "lost");
+    int64_t limit = 0;
+    r = limit_of(st, &j, "lost", &limit, err);
+    if (r < 0)
+        return r;
     if (j.cancel) {
         r = 0;
     } else if (limit > 0 && c.lost >= limit) {
@@ -305,8 +323,8 @@ static void failure_text(const struct release *in, const struct lease *l,
 }
 
 static int quarantine(struct store *st, struct lease *l, struct cycle *c,
-                      const struct release *in, const char *text,
-                      int64_t now_ms, struct err *err)
+                      const struct job *j, const struct release *in,
+                      const char *text, int64_t now_ms, struct err *err)
 {
     int64_t id = in->error.checkpoint;
     if (id != l->checkpoint && id != l->initial)
@@ -319,6 +337,8 @@ static int quarantine(struct store *st, struct lease *l, struct cycle *c,
     if (r < 0)
         return r;
     if (id == l->initial) {
+        if (j->cancel)
+            return 0;
         char why[1024];
         snprintf(why, sizeof(why),
                  "the end of the cycle before (checkpoint %" PRId64
@@ -402,7 +422,10 @@ static int retry_later(struct store *st, struct lease *l, struct cycle *c,
     char why[768];
     count_progress(l, c);
     c->failures++;
-    int64_t limit = limit_of(j, "failures");
+    int64_t limit = 0;
+    r = limit_of(st, j, "failures", &limit, err);
+    if (r < 0)
+        return r;
     bool spent = limit > 0 && c->failures >= limit && !j->cancel;
     int64_t wait = spent ? 0 : backoff_ms(c->failures, c->id ^ now_ms);
     struct event e = lease_event(l, c, "failed");
@@ -438,7 +461,7 @@ static int fail(struct store *st, struct lease *l, struct cycle *c,
     char text[2100];
     failure_text(in, l, text, sizeof(text));
     if (in->error.checkpoint)
-        return quarantine(st, l, c, in, text, now_ms, err);
+        return quarantine(st, l, c, j, in, text, now_ms, err);
     if (is_final(in)) {
         struct event e = lease_event(l, c, "failed");
         int r = event_add(st, &e, now_ms, err, "worker %s: %.900s", l->worker,
@@ -467,7 +490,9 @@ int ending_release(struct store *st, struct lease *l, struct cycle *c,
     CLEANUP(job_release) struct job j = {0};
     const char *word = outcome_word(in->outcome);
     char text[2100] = "";
-    int r = job_load(st, l->job, &j, err);
+    int r = job_load_part(
+        st, l->job,
+        in->outcome == OUTCOME_FAILED ? JOB_RUNTIME | JOB_LABELS : 0, &j, err);
     if (r < 0)
         return r;
     if (in->outcome == OUTCOME_FAILED)

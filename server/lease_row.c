@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include "server/checkpoint.h"
 #include "server/cycle.h"
 #include "server/job.h"
 #include "server/lease.h"
@@ -100,7 +101,8 @@ static int may_come_back(struct store *st, const struct lease *l,
         return 0;
     CLEANUP(job_release) struct job j = {0};
     r = job_load_part(st, l->job, 0, &j, err);
-    return r < 0 ? r : !strcmp(j.state, "queued");
+    /* a paused job's may come back, too: it is told to save and go */
+    return r < 0 ? r : !job_ended(&j);
 }
 
 int lease_check(struct store *st, int64_t id, int64_t token, struct err *err)
@@ -145,6 +147,12 @@ static int come_back(struct store *st, struct lease *l, const struct cycle *c,
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;
+    }
+    if (l->counted & COUNTED_LOAD) {
+        r = checkpoint_load_lives(st, l->checkpoint,
+                                  (l->counted & COUNTED_SET_ASIDE) != 0, err);
+        if (r < 0)
+            return r;
     }
     l->outcome[0] = '\0';
     r = owner_started(st, c->id, now_ms, err);

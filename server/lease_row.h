@@ -11,7 +11,12 @@
 #include "server/store.h"
 
 /* What a lost lease was counted as, to be taken back if its worker returns. */
-enum { COUNTED_LOST = 1, COUNTED_NO_PROGRESS = 2 };
+enum {
+    COUNTED_LOST = 1,
+    COUNTED_NO_PROGRESS = 2,
+    COUNTED_LOAD = 4,      /* as a death while loading its checkpoint */
+    COUNTED_SET_ASIDE = 8, /* which was set aside for that */
+};
 
 struct lease {
     int64_t id, job, cycle, token, worker_id;

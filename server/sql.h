@@ -182,6 +182,14 @@ SQL(JOB_GET, JOB_SHOWN "WHERE j.id = :id")
 #endif
 SQL(JOB_LIST, JOB_SHOWN JOB_PAGE("INDEXED BY jobs_list WHERE 1"))
 SQL(JOB_LIST_SWEEP, JOB_SHOWN JOB_PAGE("WHERE f.sweep_id = :sweep"))
+/* cycles that could be claimed and stand before this job's, by priority and age;
+ * one row where its own could */
+SQL(JOB_PLACE, "SELECT (SELECT count(*) FROM cycles o"
+               "  INDEXED BY cycles_claim WHERE o.since_ms IS NOT NULL"
+               "  AND (o.priority > c.priority OR (o.priority = c.priority"
+               "   AND (o.front > c.front OR (o.front = c.front"
+               "    AND o.id < c.id))))) FROM cycles c WHERE c.job_id = :id"
+               " AND c.since_ms IS NOT NULL")
 SQL(JOB_ADD, "INSERT INTO jobs(name, kind, state, spec, signature, dataset,"
              " cycles, parameters, priority, labels, runtime, not_before_ms,"
              " sweep_id, sweep_values, created_ms)"
@@ -230,15 +238,16 @@ SQL(JOB_DEPENDENTS, "SELECT a.job_id, a.ended FROM job_after a"
 /* those that its end, whichever, has let go on */
 SQL(JOB_AFTER_MET, "DELETE FROM job_after WHERE after_id = :id"
                    " AND (ended = 1 OR :completed)")
-/* `state IN (…)` is cycles_open's own condition, word for word: without it
- * SQLite does not see that it may use that index, and reads all cycles */
-SQL(JOB_DUE, "SELECT job_id FROM cycles"
-             " WHERE state IN ('waiting', 'ready', 'leased')"
-             " AND state = 'waiting' AND not_before_ms IS NOT NULL"
-             " AND (not_before_ms <= :now"
-             " OR not_before_ms > :now + 120000)"
-             " UNION SELECT job_id FROM cycles WHERE starts_ms <= :now"
+/* UNION would sort apart what is nearly always nothing: a job may be named
+ * twice */
+SQL(JOB_DUE, "SELECT job_id FROM cycles WHERE not_before_ms <= :now"
+             "  AND state = 'waiting'"
+             " UNION ALL SELECT job_id FROM cycles"
+             "  WHERE not_before_ms > :now + 120000 AND state = 'waiting'"
+             " UNION ALL SELECT job_id FROM cycles WHERE starts_ms <= :now"
              "  AND state = 'waiting'")
+SQL(JOB_LIMIT, "SELECT json_extract(spec, '$.limits.' || :name) FROM jobs"
+               " WHERE id = :id")
 SQL(JOB_HAS_STATE, "SELECT 1 FROM checkpoints WHERE job_id = :job"
                    " AND state = 'good' LIMIT 1")
 
@@ -272,15 +281,14 @@ SQL(WORKER_RECENT, "SELECT name, devices FROM workers WHERE gone_ms IS NULL"
     " w.created_ms, w.labels, w.memory_bytes FROM workers w"                   \
     " LEFT JOIN leases l ON l.worker_id = w.id AND l.outcome IS NULL "
 #endif
-SQL(WORKER_BY_CLAIM, "SELECT id, seen_ms, drain FROM workers"
+SQL(WORKER_BY_CLAIM, "SELECT id, seen_ms, drain, gone_ms FROM workers"
                      " WHERE claim = :claim")
 SQL(WORKER_ADD, "INSERT INTO workers(claim, name, host, pid, started, boot,"
                 " local, version, cpus, devices, library, labels, memory_bytes,"
                 " seen_ms, created_ms) VALUES (:claim, :name, :host, :pid,"
                 " :started, :boot, :local, :version, :cpus, :devices, :library,"
                 " :labels, :memory, :now, :now)")
-SQL(WORKER_SEEN, "UPDATE workers SET seen_ms = :now, gone_ms = NULL"
-                 " WHERE id = :id")
+SQL(WORKER_SEEN, "UPDATE workers SET seen_ms = :now WHERE id = :id")
 /* the last that was heard of one with a lease was its last heartbeat */
 SQL(WORKER_GONE, "UPDATE workers SET gone_ms = :now, seen_ms = :now"
                  " WHERE id = :id AND gone_ms IS NULL")
@@ -535,7 +543,11 @@ SQL(CHECKPOINT_QUARANTINE, "UPDATE checkpoints SET state = 'quarantined',"
                            " reason = :reason WHERE id = :id"
                            " AND state = 'good'")
 SQL(CHECKPOINT_DIED, "UPDATE checkpoints SET load_deaths = load_deaths + 1"
-                     " WHERE id = :id RETURNING load_deaths")
+                     " WHERE id = :id RETURNING load_deaths, state")
+SQL(CHECKPOINT_LIVES, "UPDATE checkpoints SET load_deaths ="
+                      " max(0, load_deaths - 1),"
+                      " state = iif(:aside, 'good', state),"
+                      " reason = iif(:aside, NULL, reason) WHERE id = :id")
 SQL(CHECKPOINT_LOADED, "UPDATE checkpoints SET load_deaths = 0"
                        " WHERE id = :id AND load_deaths > 0")
 SQL(CHECKPOINT_LIST, CHECKPOINT_SHOWN "WHERE k.job_id = :job AND k.id > :after"
@@ -710,9 +722,8 @@ SQL(EVIDENCE_MEMORY, "SELECT at_ms, step, allocated, device, rss, available"
 SQL(LEASE_LISTENING, "UPDATE leases SET heard_mono_ms = :mono,"
                      " moved_mono_ms = :mono"
                      " WHERE outcome IS NULL")
-/* +id: sorted apart, or all leases would be read in that order */
 SQL(LEASE_SILENT, "SELECT id FROM leases WHERE outcome IS NULL"
-                  " AND heard_mono_ms < :before ORDER BY +id")
+                  " AND heard_mono_ms < :before ORDER BY heard_mono_ms, id")
 SQL(LEASE_DEAD, "UPDATE leases SET expired = 0 WHERE worker_id = :worker"
                 " AND expired = 1")
 SQL(LEASE_LIST, "SELECT l.id, c.number, l.worker, l.outcome, l.reason,"

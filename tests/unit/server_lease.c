@@ -478,6 +478,58 @@ static void a_checkpoint_that_kills_its_loader_twice_is_set_aside(void **state)
     assert_int_equal(events(w, id, "quarantined", "died loading it"), 1);
 }
 
+static void
+a_loader_that_was_only_silent_leaves_its_checkpoint_good(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    AUTO_JSON json_t *aside = NULL, *good = NULL;
+    int64_t four = 0;
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 2, NULL, NULL));
+    must(saves(w, &a, 4, YIELD_STEPS, &four));
+    assert_int_equal(claims(w, &a), 1);
+    die(w, &a); /* one death while loading */
+    assert_int_equal(claims(w, &a), 1);
+    w->mono += 31000; /* and one more, as it seems */
+    assert_int_equal(lease_tick(w->st, w->now, w->mono, &w->err), 1);
+    must(checkpoint_get(w->st, four, &aside, &w->err));
+    assert_string_equal(str_of(aside, "state"), "quarantined");
+    expect_job(w, id, "queued", "at step 2");
+    must(beats(w, &a, NULL, NULL)); /* but the machine only slept */
+    must(checkpoint_get(w->st, four, &good, &w->err));
+    assert_string_equal(str_of(good, "state"), "good");
+    assert_true(json_is_null(json_object_get(good, "reason")));
+    assert_int_equal(int_of(good, "load_deaths"), 0);
+    must(releases(w, &a, YIELD_STEPS));
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.step, 4);
+}
+
+static void a_canceled_job_is_not_failed_on_the_way(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    int64_t end = 0;
+    char text[256];
+    put_records(w);
+    int64_t id = submit(w, "{\"cycles\": 2}");
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 6, FINISHED, &end));
+    assert_int_equal(claims(w, &a), 1);
+    must(job_cancel(w->st, id, w->now, &w->err));
+    snprintf(text, sizeof(text),
+             "{\"outcome\": \"failed\", \"error\": {\"code\": \"corrupt\","
+             " \"detail\": \"chunk 0 is damaged\", \"checkpoint\": %d}}",
+             (int)end);
+    must(releases(w, &a, text));
+    expect_job(w, id, "canceled", "canceled by request");
+    assert_int_equal(events(w, id, "failed", NULL), 0);
+    assert_int_equal(events(w, id, "canceled", NULL), 1);
+}
+
 static void a_changed_fingerprint_ends_the_bit_exact_tier(void **state)
 {
     struct world *w = *state;
@@ -673,6 +725,8 @@ int main(void)
         TEST(errors_of_data_are_final_and_name_the_place),
         TEST(a_damaged_checkpoint_is_set_aside_for_the_one_before),
         TEST(a_checkpoint_that_kills_its_loader_twice_is_set_aside),
+        TEST(a_loader_that_was_only_silent_leaves_its_checkpoint_good),
+        TEST(a_canceled_job_is_not_failed_on_the_way),
         TEST(a_changed_fingerprint_ends_the_bit_exact_tier),
         TEST(exact_require_refuses_another_fingerprint),
         TEST(a_worker_without_the_device_is_told_apart),
