@@ -42,7 +42,8 @@ handler_fn handle_shard_put, handle_shard_get, handle_shard_delete;
 handler_fn handle_dataset_list, handle_dataset_get, handle_dataset_delete;
 /* handle_lease.c */
 handler_fn handle_lease_list, handle_lease_claim, handle_lease_heartbeat;
-handler_fn handle_chunk_prepare, handle_chunk_put, handle_chunk_head;
+handler_fn handle_chunk_prepare, handle_chunk_head_prepare, handle_chunk_put,
+    handle_chunk_head;
 handler_fn handle_lease_checkpoint_prepare, handle_lease_checkpoint;
 handler_fn handle_lease_release_prepare, handle_lease_release;
 handler_fn handle_lease_room; /* handle_room.c */

@@ -75,10 +75,9 @@ int handle_lease_heartbeat(struct ctx *ctx, struct request *req,
 
 /* ---- chunks ---- */
 
-/* On READ, with pawl.db: is the lease live and the token its own? And are the
- * bytes those that the name says? */
-int handle_chunk_prepare(struct ctx *ctx, struct request *req,
-                         struct reply *ret, struct err *err)
+/* Is the lease live and the token its own? On READ, with pawl.db. */
+int handle_chunk_head_prepare(struct ctx *ctx, struct request *req,
+                              struct reply *ret, struct err *err)
 {
     int64_t id, token = 0;
     int r = req_id(req, "id", &id, err);
@@ -93,7 +92,14 @@ int handle_chunk_prepare(struct ctx *ctx, struct request *req,
     if (!*text || *end)
         return err_set(err, ERR_INVALID, "the header %s is no integer",
                        WIRE_TOKEN_HEADER);
-    r = lease_check(ctx->st, id, token, err);
+    return lease_check(ctx->st, id, token, err);
+}
+
+/* And are the bytes those that the name says? */
+int handle_chunk_prepare(struct ctx *ctx, struct request *req,
+                         struct reply *ret, struct err *err)
+{
+    int r = handle_chunk_head_prepare(ctx, req, ret, err);
     if (r < 0)
         return r;
     struct chunk *in = malloc(sizeof(*in));
@@ -121,6 +127,7 @@ int handle_chunk_put(struct ctx *ctx, struct request *req, struct reply *ret,
     return reply_empty(ret, 204);
 }
 
+/* It is a write: the lease holds the chunk from then on. */
 int handle_chunk_head(struct ctx *ctx, struct request *req, struct reply *ret,
                       struct err *err)
 {

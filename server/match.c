@@ -100,6 +100,7 @@ int match_worker(const json_t *want, const struct worker_claim *w, char *why,
     if (!device || !has_labels(want, w, why, cap))
         return 0;
     const json_t *state = json_object_get(want, "fingerprint");
+    *why = '\0'; /* what a device lacked that is not taken */
     if (!json_is_object(state))
         return 1;
     char diff[1024];

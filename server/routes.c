@@ -81,7 +81,7 @@ const struct route routes[] = {
      ROLE_ANY, handle_chunk_put, handle_chunk_prepare, ROUTE_RAW, NULL},
     WRITE("POST", "/v1/leases/{id}/room", 4 * KiB, handle_lease_room, NULL),
     {"HEAD", "/v1/leases/{id}/chunks/{sha256}", 0, LANE_CHUNK, ROLE_ANY,
-     handle_chunk_head, NULL, 0, NULL},
+     handle_chunk_head, handle_chunk_head_prepare, 0, NULL},
     WRITE("POST", "/v1/leases/{id}/checkpoints", 64 * MiB,
           handle_lease_checkpoint, handle_lease_checkpoint_prepare),
     WRITE("POST", "/v1/leases/{id}/release", 16 * MiB, handle_lease_release,

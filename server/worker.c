@@ -78,7 +78,8 @@ int worker_claim_parse(const json_t *body, struct worker_claim *ret,
 }
 
 static int find_claim(struct store *st, const char *claim, int64_t *ret_id,
-                      int64_t *ret_seen, bool *ret_drained, struct err *err)
+                      int64_t *ret_seen, bool *ret_drained, bool *ret_gone,
+                      struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_WORKER_BY_CLAIM);
     stmt_text(&q, ":claim", claim);
@@ -87,6 +88,7 @@ static int find_claim(struct store *st, const char *claim, int64_t *ret_id,
         *ret_id = col_int(&q, 0);
         *ret_seen = col_int(&q, 1);
         *ret_drained = col_int(&q, 2) != 0;
+        *ret_gone = !col_null(&q, 3);
     }
     return r;
 }
@@ -95,9 +97,13 @@ int worker_seen(struct store *st, const struct worker_claim *w, int64_t now_ms,
                 int64_t *ret_id, bool *ret_drained, struct err *err)
 {
     int64_t seen;
-    int r = find_claim(st, w->claim, ret_id, &seen, ret_drained, err);
+    bool gone = false;
+    int r = find_claim(st, w->claim, ret_id, &seen, ret_drained, &gone, err);
     if (r < 0)
         return r;
+    if (gone) /* its claim was on the way when it died */
+        return err_set(err, ERR_STALE, "the process of worker %s has ended",
+                       w->name);
     if (r > 0) {
         if (now_ms - seen < REFRESH_MS && now_ms >= seen)
             return 0;

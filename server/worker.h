@@ -25,7 +25,8 @@ struct worker_claim {
 int worker_claim_parse(const json_t *body, struct worker_claim *ret,
                        struct err *err);
 /* Note that the process asked for work: makes or refreshes its row. *ret_id is
- * the row, *ret_drained whether it shall get no more work. */
+ * the row, *ret_drained whether it shall get no more work. ERR_STALE: it is
+ * known to have ended. */
 int worker_seen(struct store *st, const struct worker_claim *w, int64_t now_ms,
                 int64_t *ret_id, bool *ret_drained, struct err *err);
 /* Its lease has ended. */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "schema/cleanup.h"
 #include "schema/wire.h"
+#include "worker/memory.h"
 #include "worker/torch_shim.h"
 
 #define CLAIM_WAIT_S 30
@@ -73,19 +74,6 @@ static int uuid(char out[37], struct err *err)
     return 0;
 }
 
-/* [{"kind": "cuda"}, {"kind": "cpu"}] */
-static json_t *devices_json(void)
-{
-    AUTO_JSON json_t *kinds = torch_devices();
-    json_t *out = json_array(), *kind;
-    size_t i;
-    json_array_foreach(kinds, i, kind)
-    {
-        json_array_append_new(out, json_pack("{s:O}", "kind", kind));
-    }
-    return out;
-}
-
 json_t *claim_body(const struct worker_options *o, struct err *err)
 {
     char host[256] = "", boot[64], id[37];
@@ -93,12 +81,14 @@ json_t *claim_body(const struct worker_options *o, struct err *err)
     read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
     if (uuid(id, err) < 0)
         return NULL;
-    json_t *devices = devices_json(), *library = torch_describe();
+    json_t *devices = torch_devices(), *library = torch_describe();
     json_t *body = json_pack(
-        "{s:{s:s, s:s, s:I, s:I, s:s, s:b, s:o, s:i, s:s, s:o}, s:s, s:i}",
+        "{s:{s:s, s:s, s:I, s:I, s:s, s:b, s:o, s:i, s:I, s:O*, s:s, s:o},"
+        " s:s, s:i}",
         "worker", "name", o->name ? o->name : host, "host", host, "pid",
         (json_int_t)getpid(), "started", (json_int_t)process_started(), "boot",
         boot, "local", o->supervised, "devices", devices, "cpus", cpus(),
+        "memory_bytes", (json_int_t)memory_total(), "labels", o->labels,
         "version", PAWL_VERSION, "library", library, "claim", id, "wait",
         o->once ? 0 : CLAIM_WAIT_S);
     if (!body)
@@ -137,6 +127,8 @@ int claim_wait(struct client *c, const struct worker_options *o, json_t **ret,
         if (r == 0)
             return err_set(err, ERR_INVALID, "the claim's answer is not JSON");
         if (atomic_load(o->drain))
+            return 0;
+        if (r == ERR_STALE) /* this process is drained, or had its lease */
             return 0;
         if (!client_retriable(r))
             return r;

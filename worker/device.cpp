@@ -1,6 +1,7 @@
 #include "worker/device.h"
 #include <ATen/Context.h>
 #include <torch/version.h>
+#include <cstring>
 
 // A CPU-only libtorch comes without CUDA's headers.
 #if __has_include(<c10/cuda/CUDACachingAllocator.h>) &&                        \
@@ -56,6 +57,22 @@ void device_empty_cache(const at::Device &device)
     if (device.type() == at::kMPS)
         at::detail::getMPSHooks().emptyCache();
 #endif
+}
+
+void device_facts(const char *kind, json_t *into)
+{
+#if WITH_CUDA
+    cudaDeviceProp properties;
+    if (!strcmp(kind, "cuda") &&
+        cudaGetDeviceProperties(&properties, 0) == cudaSuccess) {
+        json_object_set_new(into, "name", json_string(properties.name));
+        json_object_set_new(
+            into, "memory_bytes",
+            json_integer((json_int_t)properties.totalGlobalMem));
+    }
+#endif
+    (void)kind; // what MPS has is the host's
+    (void)into;
 }
 
 void device_describe(json_t *into)

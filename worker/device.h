@@ -10,3 +10,5 @@ void device_memory(const at::Device &device, int64_t *allocated,
 void device_empty_cache(const at::Device &device);
 // Adds what a kind of device says of itself: name, runtime.
 void device_describe(json_t *into);
+// The first device of a kind, into a claim's entry: name, memory of its own.
+void device_facts(const char *kind, json_t *into);

@@ -9,6 +9,7 @@
  * for with its last answer, SIGTERM, a threshold, a new policy, a save that is
  * due. A process holds one lease in its life; the next one starts afresh. */
 #pragma once
+#include <jansson.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
@@ -18,6 +19,7 @@
 struct worker_options {
     struct client_options net;
     const char *name;   /* NULL: host name */
+    json_t *labels;     /* object of strings, or NULL: none */
     bool supervised;    /* a child of pawld on this host */
     pid_t parent;       /* supervised: that pawld. It may be gone before this
                          * process gets to look, so it is told */

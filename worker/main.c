@@ -33,6 +33,9 @@ static const char help[] =
     "  --token-file FILE  the token's file (with --server; or PAWL_TOKEN)\n"
     "  --name NAME        what this worker is called (default: the host's "
     "name)\n"
+    "  --label KEY=VALUE  a label that jobs can ask for in "
+    "runtime.resources;\n"
+    "                     may be repeated\n"
     "  --once             exit when there is nothing to do now\n"
     "  --supervised[=PID] pawld (of that process id) started this worker: end\n"
     "                     when it is gone and no lease is held\n"
@@ -49,6 +52,9 @@ static const char help[] =
     "\n"
     "Environment:\n"
     "  PAWL_TOKEN         the token, with --server\n"
+    "  PAWL_WORKER_LABELS KEY=VALUE,KEY=VALUE: the same as --label, which "
+    "wins;\n"
+    "                     a pawld's own workers have these\n"
     "  PAWL_MEMORY_PROBE  fake:start_mb=900,per_shape_mb=64,per_step_mb=0,\n"
     "                     recommended_mb=25559,cache_mb=0: act as a device "
     "whose\n"
@@ -197,6 +203,35 @@ static int usage_error(const char *what, const char *arg)
     return 2;
 }
 
+/* ---- labels ---- */
+
+/* KEY=VALUE, within the bounds of JSON_LABELS_MAX and its fellows. */
+static int label_add(json_t *labels, const char *text)
+{
+    const char *eq = strchr(text, '=');
+    size_t len = eq ? (size_t)(eq - text) : 0;
+    if (!len || len > 64 || !eq[1] || strlen(eq + 1) > 256)
+        return -1;
+    char key[65];
+    memcpy(key, text, len);
+    key[len] = 0;
+    return json_object_set_new(labels, key, json_string(eq + 1));
+}
+
+static int labels_of_variable(json_t *labels)
+{
+    const char *text = getenv("PAWL_WORKER_LABELS");
+    CLEANUP(free_ptr) char *copy = text ? strdup(text) : NULL;
+    char *rest = NULL;
+    for (char *one = copy ? strtok_r(copy, ",", &rest) : NULL; one;
+         one = strtok_r(NULL, ",", &rest))
+        if (label_add(labels, one) < 0) {
+            usage_error("PAWL_WORKER_LABELS is not KEY=VALUE,…", one);
+            return -1;
+        }
+    return 0;
+}
+
 static int main_predict(int argc, char **argv)
 {
     static const struct option options[] = {
@@ -258,12 +293,22 @@ static int check_net(const struct client_options *net)
 
 static int main_worker(int argc, char **argv)
 {
-    enum { STATE = 1, SERVER, TOKEN_FILE, NAME, ONCE, SUPERVISED, STANDBY };
+    enum {
+        STATE = 1,
+        SERVER,
+        TOKEN_FILE,
+        NAME,
+        LABEL,
+        ONCE,
+        SUPERVISED,
+        STANDBY
+    };
     static const struct option options[] = {
         {"state", required_argument, NULL, STATE},
         {"server", required_argument, NULL, SERVER},
         {"token-file", required_argument, NULL, TOKEN_FILE},
         {"name", required_argument, NULL, NAME},
+        {"label", required_argument, NULL, LABEL},
         {"once", no_argument, NULL, ONCE},
         {"supervised", optional_argument, NULL, SUPERVISED},
         {"standby", no_argument, NULL, STANDBY},
@@ -273,6 +318,10 @@ static int main_worker(int argc, char **argv)
     };
     struct worker_options o = {.drain = &drain, .parent = getppid()};
     bool standby = false;
+    AUTO_JSON json_t *labels = json_object();
+    o.labels = labels;
+    if (labels_of_variable(labels) < 0)
+        return 2;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
         case STATE:
@@ -286,6 +335,10 @@ static int main_worker(int argc, char **argv)
             break;
         case NAME:
             o.name = optarg;
+            break;
+        case LABEL:
+            if (label_add(labels, optarg) < 0)
+                return usage_error("--label is not KEY=VALUE", optarg);
             break;
         case ONCE:
             o.once = true;

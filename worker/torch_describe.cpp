@@ -92,8 +92,14 @@ json_t *torch_devices(void)
 {
     json_t *all = json_array();
     const char *best = torch_best_device();
-    if (strcmp(best, "cpu"))
-        json_array_append_new(all, json_string(best));
-    json_array_append_new(all, json_string("cpu"));
+    if (strcmp(best, "cpu")) {
+        json_t *one = json_pack("{s:s}", "kind", best);
+        json_array_append_new(all, one);
+        try {
+            device_facts(best, one);
+        } catch (...) { // its kind is known
+        }
+    }
+    json_array_append_new(all, json_pack("{s:s}", "kind", "cpu"));
     return all;
 }

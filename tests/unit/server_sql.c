@@ -17,6 +17,7 @@ static const char *const seldom[] = {
     "DATASET_NEEDED",   /* a dataset is to be removed */
     "CHECKPOINT_PRUNE", /* keeps what it looks at few */
     "CHUNK_ANY",        /* one row */
+    "JOB_PLACE",        /* someone looks at one job: of those that wait */
 };
 
 /* Tables that stay small: whoever is logged in, workers of the last days. */
@@ -27,8 +28,9 @@ static const char *const small[] = {
 
 /* Partial indexes: of what is open. */
 static const char *const open_rows[] = {
-    "USING INDEX leases_one",     "USING INDEX leases_live",
-    "USING INDEX leases_expired", "USING INDEX cycles_open",
+    "USING INDEX leases_one",
+    "USING INDEX leases_live",
+    "USING INDEX leases_expired",
     "USING INDEX cycles_claim",
 };
 
