@@ -71,6 +71,11 @@ static int reply_job(struct ctx *ctx, struct reply *ret, int64_t id,
     int r = job_get(ctx->st, id, true, &job, err);
     if (r < 0)
         return r;
+    r = job_add_place(ctx->st, job, err);
+    if (r < 0) {
+        json_decref(job);
+        return r;
+    }
     tag(ret, job);
     return reply_json(ret, 200, job);
 }
@@ -109,8 +114,12 @@ int handle_job_post(struct ctx *ctx, struct request *req, struct reply *ret,
     r = job_submit(ctx->st, &s->spec, ctx->now_ms, &id, err);
     if (r >= 0)
         r = job_get(ctx->st, id, true, &out, err);
-    if (r < 0)
+    if (r >= 0)
+        r = job_add_place(ctx->st, out, err);
+    if (r < 0) {
+        json_decref(out);
         return r;
+    }
     char at[48];
     snprintf(at, sizeof(at), "/v1/jobs/%" PRId64, id);
     reply_header(ret, "Location", at);
@@ -356,6 +365,9 @@ int handle_job_get(struct ctx *ctx, struct request *req, struct reply *ret,
             : !json_is_null(json_object_get(job, "ended_at"));
     if (wait > 0 && !news && !req->last_wait)
         return reply_wait(ret, NOTIFY_JOB, req_deadline(req, ctx, wait));
+    r = job_add_place(ctx->st, job, err);
+    if (r < 0)
+        return r;
     if (req_as(req) == AS_TEXT)
         json_object_del(job, "spec"); /* a hundred lines that never change */
     tag(ret, job);

@@ -53,6 +53,9 @@ int job_add(struct store *st, const struct spec *spec, int64_t sweep,
 /* DESIGN §7's job; `whole` adds the spec. */
 int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
             struct err *err);
+/* Where it stands in line, by priority and age, into `place` and `reason`: for
+ * who asks after one job. Others pass it as they yield, age or have used less. */
+int job_add_place(struct store *st, json_t *job, struct err *err);
 struct job_filter {
     const char *state, *kind, *q;
     const char *label, *label_value; /* value NULL: any */

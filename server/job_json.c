@@ -2,6 +2,8 @@
  * which joins the job with the cycle that it is at and that cycle's lease. */
 #include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 #include <string.h>
 #include "schema/json_read.h"
 #include "server/event.h"
@@ -162,6 +164,41 @@ int job_get(struct store *st, int64_t id, bool whole, json_t **ret,
     if (r == 0)
         return err_set(err, ERR_NOT_FOUND, "there is no job %" PRId64, id);
     *ret = job_json(&q, whole);
+    return 0;
+}
+
+static void ordinal(int64_t n, char *ret, size_t cap)
+{
+    int64_t tens = n % 100;
+    const char *end = tens >= 11 && tens <= 13 ? "th"
+                      : n % 10 == 1            ? "st"
+                      : n % 10 == 2            ? "nd"
+                      : n % 10 == 3            ? "rd"
+                                               : "th";
+    if (n == 1)
+        snprintf(ret, cap, "next");
+    else
+        snprintf(ret, cap, "%" PRId64 "%s", n, end);
+}
+
+int job_add_place(struct store *st, json_t *job, struct err *err)
+{
+    const char *state = json_string_value(json_object_get(job, "state"));
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_PLACE);
+    stmt_int(&q, ":id", json_integer_value(json_object_get(job, "id")));
+    int r = strcmp(state, "queued") ? 0 : stmt_row(&q, err);
+    if (r < 0)
+        return r;
+    json_object_set_new(job, "place", json_null());
+    if (r == 0)
+        return 0;
+    int64_t place = col_int(&q, 0) + 1;
+    const char *reason = json_string_value(json_object_get(job, "reason"));
+    char nth[32];
+    ordinal(place, nth, sizeof(nth));
+    json_object_set_new(job, "place", json_integer(place));
+    json_object_set_new(job, "reason",
+                        json_sprintf("%s in line; %s", nth, reason));
     return 0;
 }
 

@@ -394,6 +394,54 @@ static void cycles_on_request_wait_run_in_order_and_complete(void **state)
     must(job_complete(w->st, id, w->now, &w->err)); /* said twice */
 }
 
+static void a_job_says_where_it_stands_in_line(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    for (int i = 0; i < 23; i++)
+        submit(w, NULL);
+    submit(w, "{\"priority\": 1}");
+    submit(w, "{\"not_before\": \"2033-11-14T23:13:20Z\"}");
+    must(job_pause(w->st, 5, w->now, &w->err));
+    assert_int_equal(claims(w, &a), 1); /* the one of priority 1 */
+    assert_int_equal(a.job, 24);
+    static const struct {
+        int64_t id;
+        const char *reason;
+        int place;
+    } table[] = {
+        {1, "next in line; waits for a worker", 1},
+        {2, "2nd in line; waits for a worker", 2},
+        {3, "3rd in line; waits for a worker", 3},
+        {4, "4th in line; waits for a worker", 4},
+        {5, "paused by request", 0},
+        {6, "5th in line; waits for a worker", 5},
+        {12, "11th in line; waits for a worker", 11},
+        {13, "12th in line; waits for a worker", 12},
+        {22, "21st in line; waits for a worker", 21},
+        {23, "22nd in line; waits for a worker", 22},
+        {25, "waits until 2033", 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        AUTO_JSON json_t *j = job(w, table[i].id);
+        must(job_add_place(w->st, j, &w->err));
+        assert_int_equal(int_of(j, "place"), table[i].place);
+        if (strncmp(str_of(j, "reason"), table[i].reason,
+                    strlen(table[i].reason)))
+            fail_msg("job %d: %s", (int)table[i].id, str_of(j, "reason"));
+    }
+    /* who yielded goes first */
+    must(saves(w, &a, 2, YIELD_STEPS, NULL));
+    AUTO_JSON json_t *first = job(w, 1), *back = job(w, 24);
+    must(job_add_place(w->st, first, &w->err));
+    must(job_add_place(w->st, back, &w->err));
+    assert_int_equal(int_of(first, "place"), 2);
+    assert_int_equal(int_of(back, "place"), 1);
+    AUTO_JSON json_t *stored = job(w, 2); /* computed, not kept */
+    assert_string_equal(str_of(stored, "reason"), "waits for a worker");
+}
+
 static void a_patch_changes_policy_and_refuses_semantics(void **state)
 {
     struct world *w = *state;
@@ -565,6 +613,7 @@ int main(void)
         TEST(an_edit_is_counted_and_can_be_asked_for),
         TEST(the_next_cycle_starts_from_the_end_of_the_one_before),
         TEST(cycles_on_request_wait_run_in_order_and_complete),
+        TEST(a_job_says_where_it_stands_in_line),
         TEST(a_patch_changes_policy_and_refuses_semantics),
         TEST(pause_and_resume_keep_the_place),
         TEST(an_ended_job_is_canceled_retried_or_deleted_as_fits),
