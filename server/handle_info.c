@@ -1,4 +1,5 @@
 /* /livez, /readyz and /v1/info. */
+#include <inttypes.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -55,6 +56,45 @@ static int info_sqlite(struct ctx *ctx, char *out, size_t cap, struct err *err)
     return r;
 }
 
+#define WAL_WARN ((int64_t)64 << 20)
+
+static void info_file(const struct store *st, json_t *o, const char *name,
+                      struct store_sizes *ret)
+{
+    store_sizes(st, ret);
+    json_object_set_new(o, name,
+                        json_pack("{s:I, s:I}", "bytes",
+                                  (json_int_t)ret->db_bytes, "wal_bytes",
+                                  (json_int_t)ret->wal_bytes));
+}
+
+/* How large the files are, and what of that somebody should look at. */
+static json_t *info_store(struct ctx *ctx)
+{
+    struct store_sizes main, chunks;
+    json_t *o = json_object();
+    info_file(ctx->st, o, "pawl_db", &main);
+    info_file(ctx->chunks, o, "checkpoints_db", &chunks);
+    int64_t free = store_free(ctx->st);
+    json_object_set_new(o, "free_bytes",
+                        free < 0 ? json_null() : json_integer(free));
+    char why[200] = "";
+    const char *big = main.wal_bytes > WAL_WARN     ? "pawl.db-wal"
+                      : chunks.wal_bytes > WAL_WARN ? "checkpoints.db-wal"
+                                                    : NULL;
+    if (free >= 0 && free < 2 * store_spare)
+        snprintf(why, sizeof(why),
+                 "only %" PRId64 " MiB are free: checkpoints are refused soon",
+                 free >> 20);
+    else if (big)
+        snprintf(why, sizeof(why),
+                 "%s has grown over %d MiB: some reader keeps it from being "
+                 "folded back",
+                 big, (int)(WAL_WARN >> 20));
+    json_object_set_new(o, "warning", why[0] ? json_string(why) : json_null());
+    return o;
+}
+
 int handle_info(struct ctx *ctx, struct request *req, struct reply *ret,
                 struct err *err)
 {
@@ -93,5 +133,6 @@ int handle_info(struct ctx *ctx, struct request *req, struct reply *ret,
         OpenSSL_version(OPENSSL_VERSION_STRING), "sqlite", sqlite);
     if (!o)
         return err_set(err, ERR_NOMEM, "no memory for the answer");
+    json_object_set_new(o, "store", info_store(ctx));
     return reply_json(ret, 200, o);
 }
