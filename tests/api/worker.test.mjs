@@ -201,6 +201,41 @@ test('a new policy travels with the heartbeat, once', async () => {
   await w.finish();
 });
 
+test('labels and memory: what a worker lacks is said, and who has it gets the job', async () => {
+  const job = await s.submit(tinySpec({ priority: 80, runtime: { resources: { memory_mb: 2048, labels: { gpu: 'a100' } } } }));
+  const small = new FakeWorker(s);
+  small.identity.labels = { gpu: 'a100', room: 'x' };
+  small.identity.memory_bytes = 1024 ** 3;
+  (await small.claim()).expect(204);
+  assert.match((await s.job(job.id)).reason, /2048 MB of memory, the label gpu=a100: worker \S+ (has 1024 MB of cpu memory, of 2048 asked for|lacks the label|does not say)/);
+  const shown = (await s.workers()).find((x) => x.name === small.identity.name);
+  assert.deepEqual([shown.labels, shown.memory_bytes], [{ gpu: 'a100', room: 'x' }, 1024 ** 3]);
+  const other = new FakeWorker(s);
+  other.identity.memory_bytes = 2 ** 40;
+  (await other.claim()).expect(204);
+  const fits = new FakeWorker(s);
+  fits.identity.labels = { gpu: 'a100' };
+  fits.identity.memory_bytes = 2 ** 31;
+  (await fits.claim()).expect(201);
+  assert.equal(fits.lease.lease.job, job.id);
+  await fits.finish();
+  (await s.post('/v1/jobs', tinySpec({ runtime: { resources: { memory_mb: -1 } } }))).problem(400, '/runtime/resources/memory_mb');
+  (await s.post('/v1/jobs', tinySpec({ runtime: { resources: { labels: { a: 1 } } } }))).problem(400, '/runtime/resources/labels/a');
+  (await s.post('/v1/jobs', tinySpec({ runtime: { resources: { disk: 1 } } }))).problem(400, '/runtime/resources/disk');
+});
+
+test('a chunk is asked for with the token, for asking holds it', async () => {
+  const { w } = await claimed();
+  const bytes = Buffer.from('held');
+  (await w.chunk(bytes)).expect(204);
+  const head = (headers) => s.request('HEAD', `/v1/leases/${w.id}/chunks/${sha256(bytes)}`, undefined, headers);
+  (await head({ 'Pawl-Token': String(w.token) })).expect(200);
+  (await head({ 'Pawl-Token': String(w.token + 1) })).expect(409);
+  (await head({})).expect(400);
+  await w.finish();
+  (await head({ 'Pawl-Token': String(w.token) })).expect(409);
+});
+
 test('a drained worker is told to yield and gets nothing more', async () => {
   const { job, w } = await claimed();
   const row = (await s.workers()).find((x) => x.name === w.identity.name);
@@ -214,6 +249,12 @@ test('a drained worker is told to yield and gets nothing more', async () => {
   (await b.claim()).expect(201);
   assert.equal(b.lease.lease.job, job.id);
   await b.finish();
+  // One that waits for work may go at once.
+  const idle = new FakeWorker(s);
+  const waits = idle.claim({ wait: 60 });
+  const mine = await until('the waiting worker', async () => (await s.workers()).find((x) => x.name === idle.identity.name));
+  (await s.post(`/v1/workers/${mine.id}/drain`)).expect(200);
+  assert.match((await waits).problem(409).detail, /drained/);
 });
 
 test('metrics arrive once, whatever is sent twice, and non-finite ones as null', async () => {
@@ -322,7 +363,10 @@ test('another fingerprint moves the job to order-exact from that step, or is ref
   const strict = await claimed({ runtime: { exact: 'require' } });
   (await strict.w.checkpoint(await strict.w.save(2), { release: strict.w.releaseBody('yielded', 'drain', 2) })).expect(201);
   (await b.reborn().claim()).expect(204);
-  assert.match((await s.job(strict.job.id)).reason, /exact|fingerprint|blas_core/);
+  // Those who would fit may come back for a while, unless they are drained.
+  for (const { id, name } of await s.workers()) if (name !== b.identity.name) (await s.post(`/v1/workers/${id}/drain`)).expect(200);
+  (await b.reborn().claim()).expect(204);
+  assert.match((await s.job(strict.job.id)).reason, /fingerprint of its state .* differs: blas_core/);
   const same = new FakeWorker(s);
   (await same.claim()).expect(201);
   await same.finish();
