@@ -2,7 +2,7 @@
 import { get, keepLive, pages, Problem, withQuery } from './api.js';
 import { attribute, h, text } from './dom.js';
 import * as format from './format.js';
-import { stepsText } from './jobs.js';
+import { stepsText, sweepText } from './jobs.js';
 import { LeaseList, leaseMarks, LeaseTable } from './leases.js';
 import { MemoryPanel } from './memory.js';
 import { Charts } from './charts.js';
@@ -28,6 +28,11 @@ function exactText(exact) {
   return format.join('. ', tier, exact.inexact_steps
     ? `${format.count(exact.inexact_steps)} steps came out otherwise when they were trained again`
     : null);
+}
+
+// Jobs that it comes after: an id, or {job, when} (REFERENCE.md).
+function afterText(after) {
+  return after?.length ? after.map(a => a.job ? `#${a.job} (any end)` : `#${a}`).join(', ') : null;
 }
 
 // The head of the view: name, state, reason, and the figures of the moment.
@@ -79,6 +84,10 @@ class Summary {
     this.fact('Exactness', exactText(job.exact));
     this.fact('Records skipped', job.data?.skipped ? format.count(job.data.skipped) : null);
     this.fact('Parameters', format.count(job.parameters));
+    this.fact('Sweep', job.sweep
+      ? `#${job.sweep.id}: ${sweepText(job.sweep)}` : null);
+    this.fact('Comes after', afterText(job.after));
+    this.fact('Not before', job.not_before_at ? format.moment(job.not_before_at) : null);
     this.fact('Created', format.moment(job.created_at));
     this.fact('Started', format.moment(job.started_at));
     this.fact('Ended', format.moment(job.ended_at));

@@ -17,10 +17,21 @@ export function stepsText(p) {
   return join(' · ', cycle, steps, p.steps ? percent(p.fraction) : null);
 }
 
+// What sets a job of a sweep apart: "seed 3, lr 0.01".
+export function sweepText(sweep) {
+  if (!sweep)
+    return null;
+  const name = pointer => pointer.split('/').at(-1).replaceAll('~1', '/').replaceAll('~0', '~');
+  return Object.entries(sweep.values)
+    .map(([pointer, v]) => `${name(pointer)} ${typeof v === 'string' ? v : JSON.stringify(v)}`)
+    .join(', ');
+}
+
 function jobRow(id) {
   const state = new StateLabel();
   const name = h('a.name', { href: `#/jobs/${id}` });
   const reason = h('p.reason');
+  const number = h('span.id');
   const bar = new ProgressBar();
   const steps = h('span.steps');
   const rate = h('td.rate', { role: 'cell' });
@@ -29,7 +40,7 @@ function jobRow(id) {
   const node = h('tr.job', { role: 'row', 'data-id': id },
     h('td.state-cell', { role: 'cell' }, state.node),
     h('td.title', { role: 'cell' },
-      h('div', null, name, h('span.id', null, `#${id}`)), reason),
+      h('div', null, name, number), reason),
     h('td.progress', { role: 'cell' }, bar.node, steps),
     rate, left, h('td.when', { role: 'cell' }, time));
   return {
@@ -40,6 +51,7 @@ function jobRow(id) {
       state.update(job.state);
       attribute(node, 'data-state', job.state);
       text(name, job.name || `job ${id}`);
+      text(number, join(' · ', `#${id}`, sweepText(job.sweep)));
       text(reason, job.reason);
       reason.hidden = !job.reason;
       const label = stepsText(p);

@@ -93,15 +93,41 @@ test('a waiting job shows why it waits and no figure that nobody measured', () =
   await row.waitFor();
   assert.equal(await row.locator('.state').innerText(), 'queued');
   assert.ok(await row.locator('.state svg path').count(), 'a shape beside the word');
-  assert.equal(await row.locator('.reason').innerText(), (await server.job(id)).reason);
+  const listed = (await server.get('/v1/jobs')).expect(200).json.items.find((j) => j.id === id);
+  assert.equal(await row.locator('.reason').innerText(), listed.reason);
   assert.equal(await row.locator('.rate').innerText(), '');
   assert.equal(await row.locator('.left').innerText(), '');
   await row.locator('a.name').click();
   await page.waitForSelector('h1:has-text("waits")');
   assert.equal(await page.locator('[data-fact="Speed"]:visible, [data-fact="Time left"]:visible').count(), 0);
+  assert.equal(await page.locator('[data-fact="Sweep"]:visible, [data-fact="Comes after"]:visible, [data-fact="Not before"]:visible').count(), 0);
+  assert.equal(await page.locator('.summary .reason').innerText(), (await server.job(id)).reason);
   assert.ok(await page.locator('text=Nothing measured yet.').isVisible());
   assert.ok(await page.locator('text=No worker has taken this job yet.').isVisible());
   assert.equal(await page.locator('section.model:visible').count(), 0);
+  await page.endClean();
+}));
+
+test('a job shows its sweep, what it comes after, and its time', () => quietServer(async (server) => {
+  const first = await server.submit(tinySpec({ name: 'first' }));
+  const other = await server.submit(tinySpec({ name: 'other' }));
+  const { items } = (await server.post('/v1/jobs', {
+    ...tinySpec({ name: 'many', after: [first.id, { job: other.id, when: 'ended' }], not_before: '2199-07-01T08:00:00Z' }),
+    sweep: { '/training/seed': [5, 6], '/training/optimizer/lr': [0.01] },
+  })).expect(201).json;
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  const row = page.locator(`tr.job[data-id="${items[1].id}"]`);
+  await row.waitFor();
+  assert.equal(await row.locator('.id').innerText(), `#${items[1].id} · seed 6, lr 0.01`);
+  assert.equal(await page.locator(`tr.job[data-id="${first.id}"] .id`).innerText(), `#${first.id}`);
+  await row.locator('a.name').click();
+  await page.waitForSelector('h1:has-text("many")');
+  const fact = (name) => page.locator(`[data-fact="${name}"] dd`).innerText();
+  assert.equal(await fact('Sweep'), `#${items[1].sweep.id}: seed 6, lr 0.01`);
+  assert.equal(await fact('Comes after'), `#${first.id}, #${other.id} (any end)`);
+  assert.match(await fact('Not before'), /2199/);
+  assert.match(await page.locator('.summary .reason').innerText(), /waits for job .* to complete/);
   await page.endClean();
 }));
 
