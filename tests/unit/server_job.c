@@ -510,6 +510,142 @@ static void pause_and_resume_keep_the_place(void **state)
     assert_int_equal(claims(w, &a), 1);
 }
 
+/* ---- every request in every state ---- */
+
+/* The job `id` in a state, made in a world of its own. */
+static int64_t job_in(struct world *w, const char *state, struct worker *k)
+{
+    int64_t id = 0;
+    put_records(w);
+    if (!strcmp(state, "waits for a job")) {
+        id = submit(w, NULL);
+        must(job_pause(w->st, id, w->now, &w->err));
+        return submit(w, "{\"after\": [1]}");
+    }
+    if (!strcmp(state, "waits for its time"))
+        return submit(w, "{\"not_before\": \"2033-01-01T00:00:00Z\"}");
+    if (!strcmp(state, "waits for a cycle"))
+        return submit(w, "{\"cycles\": 0}");
+    id = submit(w, NULL);
+    if (!strcmp(state, "paused"))
+        must(job_pause(w->st, id, w->now, &w->err));
+    if (!strcmp(state, "queued") || !strcmp(state, "paused"))
+        return id;
+    assert_int_equal(claims(w, k), 1);
+    if (!strcmp(state, "pausing"))
+        must(job_pause(w->st, id, w->now, &w->err));
+    else if (!strcmp(state, "canceling"))
+        must(job_cancel(w->st, id, w->now, &w->err));
+    else if (!strcmp(state, "completed"))
+        must(saves(w, k, 6, FINISHED, NULL));
+    else if (!strcmp(state, "failed"))
+        must(releases(w, k, FAILED("data", "true")));
+    else if (!strcmp(state, "canceled")) {
+        must(job_cancel(w->st, id, w->now, &w->err));
+        must(saves(w, k, 2, YIELD_STEPS, NULL));
+    }
+    return id;
+}
+
+static int delete_too(struct store *st, int64_t id, int64_t now_ms,
+                      struct err *err)
+{
+    return job_delete(st, id, err);
+}
+
+static void every_request_means_one_thing_in_every_state(void **unused)
+{
+    typedef int ask_fn(struct store *, int64_t, int64_t, struct err *);
+    static const struct {
+        const char *name;
+        ask_fn *fn;
+    } asks[] = {{"pause", job_pause},       {"resume", job_resume},
+                {"cancel", job_cancel},     {"retry", job_retry},
+                {"complete", job_complete}, {"delete", delete_too}};
+    /* what the job is afterwards; NULL: refused, and as it was */
+    static const struct {
+        const char *state, *then[6];
+    } table[] = {
+        {"queued", {"paused", "queued", "canceled", NULL, "queued", NULL}},
+        {"waits for a job",
+         {"paused", "queued", "canceled", NULL, "queued", NULL}},
+        {"waits for its time",
+         {"paused", "queued", "canceled", NULL, "queued", NULL}},
+        {"waits for a cycle",
+         {"paused", "queued", "canceled", NULL, NULL, NULL}},
+        {"paused", {"paused", "queued", "canceled", NULL, "paused", NULL}},
+        {"running", {"running", "running", "running", NULL, "running", NULL}},
+        {"pausing", {"running", "running", "running", NULL, "running", NULL}},
+        {"canceling", {"running", "running", "running", NULL, "running", NULL}},
+        {"completed", {NULL, NULL, NULL, NULL, "completed", "gone"}},
+        {"failed", {NULL, NULL, NULL, "queued", NULL, "gone"}},
+        {"canceled", {NULL, NULL, "canceled", "queued", NULL, "gone"}},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        for (size_t k = 0; k < sizeof asks / sizeof *asks; k++) {
+            CLEANUP(worker_drop) struct worker a = {.name = "a"};
+            void *own = NULL;
+            assert_int_equal(setup(&own), 0);
+            struct world *w = own;
+            int64_t id = job_in(w, table[i].state, &a);
+            AUTO_FREE char *before = dump(w);
+            int r = asks[k].fn(w->st, id, w->now, &w->err);
+            const char *then = table[i].then[k];
+            AUTO_JSON json_t *j = NULL;
+            struct err none;
+            const char *is = job_get(w->st, id, false, &j, &none) < 0
+                                 ? "gone"
+                                 : str_of(j, "state");
+            if (then ? r < 0 || strcmp(is, then) : r != ERR_CONFLICT)
+                fail_msg("%s of one that is %s: %d, %s (%s)", asks[k].name,
+                         table[i].state, r, is, r < 0 ? w->err.text : "");
+            if (!then) {
+                AUTO_FREE char *after = dump(w);
+                assert_string_equal(before, after);
+            }
+            if (then && r >= 0 && strcmp(then, "gone") != 0 && k != 2) {
+                /* sent twice, it is the same: but for a second cancel, which
+                 * stops at once, and a retry of what was retried */
+                int64_t version = int_of(j, "version");
+                r = asks[k].fn(w->st, id, w->now, &w->err);
+                AUTO_JSON json_t *again = job(w, id);
+                assert_int_equal(r, k == 3 ? ERR_CONFLICT : 0);
+                assert_int_equal(int_of(again, "version"), version);
+            }
+            teardown(&own);
+        }
+}
+
+static void a_pause_holds_whatever_becomes_of_the_worker(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"}, b = {.name = "b"};
+    put_records(w);
+    int64_t id = submit(w, NULL);
+    assert_int_equal(claims(w, &a), 1);
+    must(saves(w, &a, 2, NULL, NULL));
+    must(job_pause(w->st, id, w->now, &w->err));
+    expect_job(w, id, "running", "pausing: the worker saves first");
+    must(lease_worker_died(w->st, 100, a.claims, "b", "was killed by signal 9",
+                           NULL, w->now, &w->err));
+    expect_job(w, id, "paused", "paused by request at step 2");
+    assert_int_equal(claims(w, &b), 0);
+    must(job_resume(w->st, id, w->now, &w->err));
+    assert_int_equal(claims(w, &b), 1);
+    assert_int_equal(b.step, 2);
+    /* taken back before the worker has heard of it: nothing stops */
+    must(job_pause(w->st, id, w->now, &w->err));
+    must(job_resume(w->st, id, w->now, &w->err));
+    AUTO_JSON json_t *answer = NULL;
+    must(beats(w, &b, NULL, &answer));
+    assert_string_equal(str_of(answer, "do"), "continue");
+    /* and a cancel that was asked for outlasts the worker, too */
+    must(job_cancel(w->st, id, w->now, &w->err));
+    must(lease_worker_died(w->st, 100, b.claims, "b", "was killed by signal 9",
+                           NULL, w->now, &w->err));
+    expect_job(w, id, "canceled", "canceled by request");
+}
+
 static void an_ended_job_is_canceled_retried_or_deleted_as_fits(void **state)
 {
     struct world *w = *state;
@@ -616,6 +752,8 @@ int main(void)
         TEST(a_job_says_where_it_stands_in_line),
         TEST(a_patch_changes_policy_and_refuses_semantics),
         TEST(pause_and_resume_keep_the_place),
+        TEST(every_request_means_one_thing_in_every_state),
+        TEST(a_pause_holds_whatever_becomes_of_the_worker),
         TEST(an_ended_job_is_canceled_retried_or_deleted_as_fits),
         TEST(lists_filter_and_page),
         TEST(a_dry_run_says_what_it_would_be_and_leaves_nothing),
