@@ -382,9 +382,14 @@ static int check_previous(struct store *st, const struct lease *l,
         return 0;
     if (!before)
         before = l->initial;
-    int r = before ? checkpoint_load(st, before, &c, err) : 0;
-    if (r < 0 && r != ERR_NOT_FOUND)
+    struct err cause = {0};
+    int r = before ? checkpoint_load(st, before, &c, &cause) : 0;
+    if (r == ERR_NOT_FOUND) /* a client removed it while this lease trained */
+        return 0;
+    if (r < 0) {
+        *err = cause;
         return r;
+    }
     if (r > 0 && !strcmp(c.digest, in->previous))
         return 0;
     return err_at(err, ERR_CONFLICT, "/manifest/previous",

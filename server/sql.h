@@ -140,7 +140,9 @@ SQL(CYCLE_NEXT, "SELECT 1 + coalesce(max(number), 0) FROM cycles"
                 " WHERE job_id = :job")
 SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
                  " failures = 0, lost = 0, no_progress = 0,"
-                 " not_before_ms = NULL, reason = 'waits for a worker'"
+                 " not_before_ms = NULL, parked_ms = NULL, parked_step = NULL,"
+                 " parked_need = NULL, parked_missing = NULL,"
+                 " reason = 'waits for a worker'"
                  " WHERE job_id = :job AND state IN ('failed', 'canceled')")
 
 /* ---- job ---- */
