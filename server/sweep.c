@@ -143,7 +143,7 @@ static int blame(const struct sweep *s, int n, bool combined, struct err *err)
     AUTO_JSON json_t *values = values_of(s, n);
     char text[sizeof(err->text)];
     json_text(values, &with);
-    snprintf(text, sizeof(text), "%.500s (%s, with %.180s)", err->text,
+    snprintf(text, sizeof(text), "%.400s (%s, with %.160s)", err->text,
              err->pointer, with.data ? with.data : "");
     return err_at(err, err->code, "/sweep", "%s", text);
 }
