@@ -1,4 +1,4 @@
--- pawl.db, schema 4: long series and long lists answer from few rows.
+-- pawl.db, schema 4: long series, long lists and claims read few rows.
 
 -- Lowest and highest value of each stretch of a series, so that a curve of a
 -- million points is drawn from some hundred rows (server/band.h). A stretch of
@@ -101,3 +101,11 @@ CREATE TRIGGER jobs_relabeled AFTER UPDATE OF labels ON jobs
 END;
 INSERT INTO job_labels(key, job_id, value)
     SELECT e.key, j.id, e.value FROM jobs j, json_each(j.labels) e;
+
+-- claim and beat: what is due, of the few that wait for a time; and which live
+-- leases are silent. (cycles_open had no other use, and its IN list cost each
+-- change of a cycle a table of its own.)
+DROP INDEX cycles_open;
+CREATE INDEX cycles_due ON cycles(not_before_ms)
+    WHERE not_before_ms IS NOT NULL;
+CREATE INDEX leases_heard ON leases(heard_mono_ms, id) WHERE outcome IS NULL;

@@ -13,7 +13,7 @@
 #include "schema/cleanup.h"
 #include "schema/digest.h"
 #include "schema/state.h"
-#include "server/checkpoint.h"
+#include "server/chunk.h"
 #include "server/lane.h"
 
 static struct err err;

@@ -18,6 +18,8 @@ static const char *const seldom[] = {
     "CHECKPOINT_PRUNE", /* keeps what it looks at few */
     "CHUNK_ANY",        /* one row */
     "JOB_PLACE",        /* someone looks at one job: of those that wait */
+    "BACKUP_IDS",       /* a backup reads all there is */
+    "BACKUP_CHUNKS",    "BACKUP_SHARDS",
 };
 
 /* Tables that stay small: whoever is logged in, workers of the last days. */
@@ -28,9 +30,8 @@ static const char *const small[] = {
 
 /* Partial indexes: of what is open. */
 static const char *const open_rows[] = {
-    "USING INDEX leases_one",
-    "USING INDEX leases_live",
-    "USING INDEX leases_expired",
+    "USING INDEX leases_one",     "USING INDEX leases_live",
+    "USING INDEX leases_expired", "USING INDEX leases_heard",
     "USING INDEX cycles_claim",
 };
 
