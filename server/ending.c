@@ -245,6 +245,8 @@ static int finish(struct store *st, struct lease *l, struct cycle *c,
     CLEANUP(spec_release) struct spec spec = {0};
     int64_t id = l->saved ? l->saved : l->checkpoint;
     int r = id ? checkpoint_load(st, id, &last, err) : 0;
+    if (r == ERR_NOT_FOUND) /* a client removed it */
+        id = r = 0;
     if (r >= 0)
         r = cycle_spec(st, c, &spec, err);
     if (r < 0)

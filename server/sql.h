@@ -140,9 +140,10 @@ SQL(CYCLE_NEXT, "SELECT 1 + coalesce(max(number), 0) FROM cycles"
                 " WHERE job_id = :job")
 SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
                  " failures = 0, lost = 0, no_progress = 0,"
-                 " not_before_ms = NULL, parked_ms = NULL, parked_step = NULL,"
-                 " parked_need = NULL, parked_missing = NULL,"
-                 " reason = 'waits for a worker'"
+                 " not_before_ms = NULL, reason = iif(parked_ms IS NULL,"
+                 " 'waits for a worker', 'waits for room on disk'),"
+                 /* how much is missing is told at the next beat */
+                 " parked_missing = iif(parked_ms IS NULL, NULL, 0)"
                  " WHERE job_id = :job AND state IN ('failed', 'canceled')")
 
 /* ---- job ---- */
@@ -706,7 +707,8 @@ SQL(LEASE_TOLD, "UPDATE leases SET told = :why WHERE id = :id"
 SQL(LEASE_SAVED, "UPDATE leases SET saved_id = :saved, holds_prev = holds_seq,"
                  " holds_seq = :seq WHERE id = :id")
 SQL(LEASE_END, "UPDATE leases SET outcome = :outcome, reason = :reason,"
-               " detail = coalesce(:detail, told), evidence = :evidence,"
+               " detail = coalesce(iif(:reason = 'drain', told, NULL), :detail,"
+               " told), evidence = :evidence,"
                " error = :error, answer = :answer, death = :death,"
                " expired = :expired,"
                " counted = :counted, ended_ms = :now WHERE id = :id")

@@ -518,8 +518,7 @@ static inline int m_retry(struct model *m, int64_t id)
             continue;
         c->state = WAITING;
         c->failures = c->lost = c->idle = 0;
-        c->not_before = 0;
-        c->parked = false;
+        c->not_before = 0; /* one that is parked waits for room still */
     }
     j->events[EV_retried]++;
     m_settle(m, j);

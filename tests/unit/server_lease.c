@@ -524,24 +524,6 @@ static void a_checkpoint_removed_under_way_does_not_stop_the_next(void **state)
     expect_job(w, id, "completed", NULL);
 }
 
-static void a_parked_job_that_is_tried_again_waits_for_a_worker(void **state)
-{
-    struct world *w = *state;
-    CLEANUP(worker_drop) struct worker a = {.name = "a"};
-    put_records(w);
-    int64_t id = submit(w, NULL);
-    assert_int_equal(claims(w, &a), 1);
-    must(releases(w, &a,
-                  "{\"outcome\": \"failed\", \"error\": {\"code\":"
-                  " \"no_space\", \"detail\": \"full\", \"bytes\": 4,"
-                  " \"missing_bytes\": 1}}"));
-    assert_int_equal(claims(w, &a), 0);
-    must(job_cancel(w->st, id, w->now, &w->err));
-    must(job_retry(w->st, id, w->now, &w->err));
-    expect_job(w, id, "queued", "waits for a worker");
-    assert_int_equal(claims(w, &a), 1);
-}
-
 static void a_canceled_job_is_not_failed_on_the_way(void **state)
 {
     struct world *w = *state;
@@ -761,7 +743,6 @@ int main(void)
         TEST(a_checkpoint_that_kills_its_loader_twice_is_set_aside),
         TEST(a_loader_that_was_only_silent_leaves_its_checkpoint_good),
         TEST(a_checkpoint_removed_under_way_does_not_stop_the_next),
-        TEST(a_parked_job_that_is_tried_again_waits_for_a_worker),
         TEST(a_canceled_job_is_not_failed_on_the_way),
         TEST(a_changed_fingerprint_ends_the_bit_exact_tier),
         TEST(exact_require_refuses_another_fingerprint),

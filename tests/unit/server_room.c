@@ -230,8 +230,10 @@ static void a_parked_job_can_be_paused_and_canceled(void **state)
     expect_job(w, id, "canceled", NULL);
     /* back in the queue it waits for room still */
     must(job_retry(w->st, id, w->now, &w->err));
-    expect_job(w, id, "queued", NULL);
+    expect_job(w, id, "queued", "waits for room on disk");
     assert_int_equal(claims(w, &a), 0);
+    must(room_tick(room, w->st, w->chunks, w->now, w->mono, &w->err));
+    expect_job(w, id, "queued", "bytes are missing");
     disk_free = 100 * MiB;
     must(room_tick(room, w->st, w->chunks, w->now, w->mono, &w->err));
     assert_int_equal(claims(w, &a), 1);
