@@ -25,7 +25,9 @@ int event_add(struct store *st, const struct event *e, int64_t now_ms,
     stmt_int(&q, ":now", now_ms);
     stmt_text(&q, ":kind", e->kind);
     stmt_text(&q, ":cause", cause);
-    stmt_text(&q, ":actor", e->actor);
+    char worker[300];
+    snprintf(worker, sizeof(worker), "worker %s", e->worker ? e->worker : "");
+    stmt_text(&q, ":actor", e->actor ? e->actor : worker);
     int64_t r = stmt_run(&q, err);
     store_notify(st, NOTIFY_JOB);
     return r < 0 ? (int)r : 0;

@@ -1,9 +1,16 @@
 /* event.h - what happened to a job and why, and what its workers logged.
  *
  * An event is one thing that changed, with its cause in a sentence and who
- * brought it about. Kinds: submitted started resumed yielded lost failed
- * finished completed paused unpaused canceled retried patched checkpoint
- * quarantined order inexact cycle no_room parked unparked. Log lines are the workers' own words. */
+ * brought it about: client, server, or worker NAME. Kinds:
+ *
+ *   job         submitted patched paused unpaused canceled retried failed
+ *               completed
+ *   cycle       cycle (added) ready (after a wait) finished parked unparked
+ *   lease       started resumed yielded failed lost stalled moving no_room order
+ *               inexact
+ *   checkpoint  checkpoint (saved) pinned unpinned deleted pruned quarantined
+ *
+ * Log lines are the workers' own words. */
 #pragma once
 #include <jansson.h>
 #include <stdint.h>
@@ -14,7 +21,9 @@ struct event {
     int64_t job, lease; /* 0: none */
     int64_t cycle;      /* its number; 0: none */
     int64_t step;       /* -1: none */
-    const char *kind, *actor;
+    const char *kind;
+    const char *actor;  /* client or server; or NULL, and */
+    const char *worker; /* its name */
 };
 
 int event_add(struct store *st, const struct event *e, int64_t now_ms,

@@ -234,6 +234,23 @@ static int cycle_why(struct store *st, int64_t cycle, char *ret, size_t cap,
     return r;
 }
 
+/* An event only where it waited for something. */
+static int say_ready(struct store *st, const struct cycle *c,
+                     const char *waited, int64_t now_ms, struct err *err)
+{
+    if (!waited[0] || strstr(waited, "waits for a worker"))
+        return 0;
+    struct event e = {.job = c->job,
+                      .cycle = c->number,
+                      .step = -1,
+                      .kind = "ready",
+                      .actor = "server"};
+    int r = event_add(st, &e, now_ms, err,
+                      "cycle %" PRId64 " waits no more: it was \"%.400s\"",
+                      c->number, waited);
+    return r < 0 ? r : 0;
+}
+
 /* A waiting cycle: what for? Makes it ready when nothing is left to wait for.
  * The job fails when its data cannot be frozen: 1. */
 static int advance(struct store *st, struct wave *w, const struct job *j,
@@ -256,9 +273,13 @@ static int advance(struct store *st, struct wave *w, const struct job *j,
     if (c->not_before_ms > now_ms && c->not_before_ms - now_ms < 120000)
         return 0;
     struct err cause = {0};
-    int r = cycle_ready(st, c, now_ms, &cause);
+    char waited[512] = "";
+    int r = cycle_why(st, c->id, waited, sizeof(waited), err);
+    if (r < 0)
+        return r;
+    r = cycle_ready(st, c, now_ms, &cause);
     if (r >= 0)
-        return 0;
+        return say_ready(st, c, waited, now_ms, err);
     if ((r != ERR_DATA && r != ERR_INVALID) || (strict && r == ERR_INVALID)) {
         *err = cause;
         return r;

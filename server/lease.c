@@ -63,7 +63,7 @@ static int note_inexact(struct store *st, const struct lease *l,
                                      .cycle = c->number,
                                      .step = l->step,
                                      .kind = "inexact",
-                                     .actor = l->worker},
+                                     .worker = l->worker},
                      now_ms, err, "%s%s", what,
                      n > 1 ? ", and more values beside it" : "");
 }
@@ -82,6 +82,7 @@ static int look_at_steps(struct store *st, struct lease *l,
     *ret = '\0';
     if (l->stall.stalled)
         snprintf(ret, cap, "stalled: %s", last);
+    e.actor = word == STALL_BEGINS ? "server" : NULL; /* who sees it */
     if (word == STALL_BEGINS)
         return event_add(st, &e, now_ms, err,
                          "worker %s is at step %" PRId64 ": %s", l->worker,
@@ -427,6 +428,19 @@ static int keep_saved(struct store *st, struct lease *l, struct cycle *c,
     return n < 0 ? (int)n : 0;
 }
 
+static int say_saved(struct store *st, const struct lease *l,
+                     const struct cycle *c, int64_t id,
+                     const struct checkpoint_in *in, int64_t now_ms,
+                     struct err *err)
+{
+    struct event e = lease_event(l, c, "checkpoint");
+    e.step = in->step;
+    return event_add(st, &e, now_ms, err,
+                     "step %" PRId64 " is saved as checkpoint %" PRId64
+                     ": %" PRId64 " bytes",
+                     in->step, id, in->bytes);
+}
+
 /* Its last report, then its end. */
 static int do_release(struct store *st, struct lease *l, struct cycle *c,
                       const struct release *in, int64_t now_ms, int64_t mono_ms,
@@ -484,6 +498,8 @@ int lease_checkpoint(struct store *st, int64_t id, int64_t token,
         r = checkpoint_add(st, &of, in, now_ms, &known, err);
         if (r >= 0)
             r = keep_saved(st, &l, &c, known, in, err);
+        if (r >= 0)
+            r = say_saved(st, &l, &c, known, in, now_ms, err);
         if (r < 0)
             return r;
     }

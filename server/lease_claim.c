@@ -101,7 +101,7 @@ static int say_claimed(struct store *st, const struct fit *f,
                       .cycle = f->c.number,
                       .step = f->start.step,
                       .kind = f->c.token ? "resumed" : "started",
-                      .actor = w->name};
+                      .worker = w->name};
     int r;
     if (f->c.token)
         r = event_add(st, &e, now_ms, err,

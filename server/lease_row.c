@@ -82,7 +82,7 @@ struct event lease_event(const struct lease *l, const struct cycle *c,
                           .cycle = c->number,
                           .step = l->step,
                           .kind = kind,
-                          .actor = l->worker};
+                          .worker = l->worker};
 }
 
 /* ---- is it live? ---- */
@@ -164,7 +164,7 @@ static int come_back(struct store *st, struct lease *l, const struct cycle *c,
                                   .cycle = c->number,
                                   .step = l->step,
                                   .kind = "resumed",
-                                  .actor = l->worker},
+                                  .worker = l->worker},
                   now_ms, err,
                   "worker %s is back before anyone else took the cycle, and "
                   "keeps it",

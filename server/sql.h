@@ -23,7 +23,6 @@ SQL(EVENT_ADD, "INSERT INTO events(job_id, cycle, lease_id, step, at_ms, kind,"
 SQL(EVENT_LIST, "SELECT id, at_ms, kind, cause, actor, cycle, lease_id, step"
                 " FROM events WHERE job_id = :job AND id > :after"
                 " ORDER BY id LIMIT :limit")
-SQL(EVENT_ANY, "SELECT id FROM events")
 SQL(LOG_ADD, "INSERT INTO logs(job_id, lease_id, at_ms, level, text)"
              " SELECT :job, :lease, :at, :level, :text WHERE NOT EXISTS"
              " (SELECT 1 FROM logs WHERE lease_id = :lease AND at_ms = :at"

@@ -292,7 +292,8 @@ static void *reads_on(void *arg)
     if (store_open_reader(w->dir, false, &st, &err) < 0)
         abort();
     while (!atomic_load(&r->stop)) {
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_EVENT_ANY);
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DATASET_FIND);
+        stmt_text(&q, ":name", "set");
         if (stmt_row(&q, &err) != 1)
             abort();
         struct timespec nap = {.tv_nsec = 4000000};
@@ -310,7 +311,7 @@ static void the_wal_begins_anew_where_there_is_always_a_reader(void **state)
     struct world *w = *state;
     struct reading r = {.w = w};
     pthread_t threads[3];
-    write_some(w, 1);
+    put_records(w);
     for (int i = 0; i < 3; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, reads_on, &r), 0);
     while (atomic_load(&r.reads) < 9) /* all are at it */
@@ -335,8 +336,9 @@ static void a_reader_that_stays_is_no_brake(void **state)
     struct world *w = *state;
     struct store *reader = NULL;
     must(store_open_reader(w->dir, false, &reader, &w->err));
-    write_some(w, 1);
-    struct stmt q = stmt_use(reader, SQL_EVENT_ANY);
+    put_records(w);
+    struct stmt q = stmt_use(reader, SQL_DATASET_FIND);
+    stmt_text(&q, ":name", "set");
     assert_int_equal(stmt_row(&q, &w->err), 1);
     struct timespec a, b;
     clock_gettime(CLOCK_MONOTONIC, &a);
