@@ -266,7 +266,7 @@ test('the URL holds which series are shown; a plot answers to the keyboard', () 
   await page.endClean();
 }));
 
-test('names, reasons and addresses that look like markup are shown as text', () => quietServer(async (server) => {
+test('NET-06: names, reasons and addresses that look like markup are shown as text', () => quietServer(async (server) => {
   const names = ['<img src=x onerror=alert(1)>', '"\'><svg onload=alert(2)>', '</script><script>alert(3)</script>'];
   const { id } = await server.submit(tinySpec({ name: names[0], labels: { 'a<b>': names[1] } }));
   const worker = new FakeWorker(server, { name: names[1] });
@@ -290,6 +290,27 @@ test('names, reasons and addresses that look like markup are shown as text', () 
   assert.ok((await page.locator('.lease .reason').innerText()).includes(names[2]));
   assert.ok(await page.locator(`.pairs dd:text-is(${JSON.stringify(names[1])})`).count());
   assert.equal(await page.locator('main img, main script').count(), 0);
+
+  // The same words in plain-text feeds, in JSON and in errors that quote the address,
+  // opened as documents: no tag becomes an element.
+  const bad = `'"><img src=x onerror=alert(5)>`;
+  const documents = [`/v1/jobs?as=text`, `/v1/jobs/${id}?as=text`, `/v1/jobs/${id}/logs?as=text`, `/v1/jobs/${id}/leases?as=text`,
+    `/v1/jobs/${id}/events?as=text`, '/v1/workers?as=text', `/v1/jobs/${id}`, '/v1/jobs',
+    `/v1/jobs/${id}/logs`, '/v1/workers', `/v1/jobs/${encodeURIComponent(bad)}`, `/v1/jobs?${encodeURIComponent(bad)}=1`,
+    `/v1/jobs?cursor=${encodeURIComponent(bad)}`, `/v1/datasets/${encodeURIComponent(bad)}`, `/${encodeURIComponent(bad)}`];
+  const plain = await openPage(browser, { expected: [UNAUTHORIZED, /40\d \(/] });
+  await logIn(plain, server);
+  for (const path of documents) {
+    const r = await plain.goto(server.url + path);
+    assert.match(r.headers()['content-type'], /^(text\/plain|application\/(problem\+)?json)/, path);
+    assert.equal(r.headers()['x-content-type-options'], 'nosniff', path);
+    const found = await plain.evaluate(() => ({
+      tags: [...document.querySelectorAll('img, svg, script')].map((e) => e.outerHTML), text: document.body.innerText,
+    }));
+    assert.deepEqual(found.tags, [], path);
+    if (/jobs\?as=text|jobs\/\d+\?as|leases|logs\?|workers\?/.test(path)) assert.ok(/<\/script>|<svg onload|<img src=x/.test(found.text), `${path}: ${found.text}`);
+  }
+  await plain.endClean();
   await page.endClean();
 }));
 
