@@ -419,3 +419,34 @@ test('states larger than a chunk come back whole', async () => {
   const expected = tensors['model.a.weight'];
   assert.ok(model.subarray(8 + size + begin, 8 + size + end).equals(Buffer.from(expected.buffer)));
 });
+
+test('--share and --age: who used least for his share is served, and waiting lifts a priority', async () => {
+  const own = await Server.start({ workers: 0, args: ['--share', 'ann=1000', '--age', '1'] });
+  try {
+    await own.upload('tiny', { 'a.jsonl': tinyShard(8) });
+    const submit = (owner, priority = 0) => own.submit(tinySpec({ priority, labels: { owner } }));
+    const claims = async () => {
+      const w = new FakeWorker(own);
+      (await w.claim()).expect(201);
+      return { w, owner: (await own.job(w.lease.lease.job)).labels.owner };
+    };
+    // Nobody has used anything: the one who waits longest.
+    await submit('bob');
+    const first = await claims();
+    assert.equal(first.owner, 'bob');
+    await until('some use', async () => (await own.leases(first.w.lease.lease.job))[0].started_at < new Date(Date.now() - 50).toISOString());
+    await submit('bob');
+    await submit('ann');
+    const second = await claims();
+    assert.equal(second.owner, 'ann', 'she used nothing');
+    await first.w.finish();
+    await second.w.finish();
+    // bob still waits, for more than two ages by now: a priority of one more comes too late.
+    const [waits] = (await own.get('/v1/jobs?label=owner=bob&state=queued')).expect(200).json.items;
+    await until('two ages to pass', () => Date.now() > Date.parse(waits.created_at) + 2200);
+    await submit('ann', 1);
+    assert.equal((await claims()).owner, 'bob');
+  } finally {
+    await own.stop();
+  }
+});

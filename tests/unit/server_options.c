@@ -107,6 +107,70 @@ static void an_unknown_config_key_is_refused_by_name(void **state)
     assert_non_null(strstr(err.text, "\"workers\""));
 }
 
+static void
+shares_come_from_anywhere_and_one_layer_replaces_another(void **state)
+{
+    CLEANUP(options_release) struct options o = {0};
+    CLEANUP(options_release) struct options p = {0};
+    CLEANUP(options_release) struct options none = {0};
+    char *path = config_file("{\"state\": \"s\", \"share\": {\"ann\": 2,"
+                             " \"bob\": 0.5}, \"age\": 60,"
+                             " \"drain_timeout\": 0}");
+    int r = parse(ARGS("--config", path), ENV("PAWL_AGE=90"), &o);
+    assert_int_equal(r, 0);
+    assert_int_equal(o.n_shares, 2);
+    assert_string_equal(o.shares[0].owner, "ann");
+    assert_true(o.shares[0].weight == 2);
+    assert_true(o.shares[1].weight == 0.5);
+    assert_int_equal(o.age_s, 90);
+    assert_int_equal(o.drain_timeout_s, 0);
+    r = parse(ARGS("--config", path, "--share", "a=b=3"),
+              ENV("PAWL_SHARE=x=1,y=2"), &p);
+    unlink(path);
+    assert_int_equal(r, 0);
+    assert_int_equal(p.n_shares, 1);
+    assert_string_equal(p.shares[0].owner, "a=b"); /* an owner may have a = */
+    assert_int_equal(parse(ARGS("--state", "s"), ENV(NULL), &none), 0);
+    assert_int_equal(none.age_s, 600);
+    assert_int_equal(none.drain_timeout_s, 300);
+    assert_int_equal(none.n_shares, 0);
+}
+
+static void a_share_or_time_that_cannot_be_is_refused(void **state)
+{
+    static const struct {
+        const char *flag, *value, *says;
+    } cases[] = {
+        {"--share", "ann", "'ann' is not OWNER=WEIGHT"},
+        {"--share", "=2", "'=2' is not OWNER=WEIGHT"},
+        {"--share", "ann=", "'ann=' is not OWNER=WEIGHT"},
+        {"--share", "ann=2x", "is not OWNER=WEIGHT"},
+        {"--share", "ann=0", "the weight of 'ann' must be from 0.001"},
+        {"--share", "ann=-1", "must be from"},
+        {"--share", "ann=nan", "must be from"},
+        {"--share", "ann=inf", "must be from"},
+        {"--age", "0", "'0' is not a number of seconds from 1"},
+        {"--age", "soon", "is not a number of seconds"},
+        {"--age", "-5", "is not a number of seconds"},
+        {"--drain-timeout", "1.5", "is not a number of seconds from 0"},
+        {"--drain-timeout", "99999999", "is not a number of seconds"},
+    };
+    struct options o;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        int r = parse(
+            ARGS("--state", "s", (char *)cases[i].flag, (char *)cases[i].value),
+            ENV(NULL), &o);
+        assert_int_equal(r, ERR_INVALID);
+        if (!strstr(err.text, cases[i].says))
+            fail_msg("%s %s: %s", cases[i].flag, cases[i].value, err.text);
+    }
+    assert_int_equal(
+        parse(ARGS("--state", "s", "--share", "ann=1", "--share", "ann=2"),
+              ENV(NULL), &o),
+        ERR_INVALID);
+    assert_non_null(strstr(err.text, "two shares of 'ann'"));
+}
+
 static void an_unknown_variable_is_a_warning(void **state)
 {
     CLEANUP(options_release) struct options o = {0};
@@ -197,6 +261,9 @@ int main(void)
         cmocka_unit_test(flags_win_over_variables_over_the_file),
         cmocka_unit_test(an_unknown_flag_is_refused_with_the_one_meant),
         cmocka_unit_test(an_unknown_config_key_is_refused_by_name),
+        cmocka_unit_test(
+            shares_come_from_anywhere_and_one_layer_replaces_another),
+        cmocka_unit_test(a_share_or_time_that_cannot_be_is_refused),
         cmocka_unit_test(an_unknown_variable_is_a_warning),
         cmocka_unit_test(an_address_needs_a_port_and_no_name),
         cmocka_unit_test(a_data_root_is_a_name_and_a_folder_that_exists),

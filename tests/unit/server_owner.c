@@ -325,6 +325,35 @@ static void ten_thousand_that_do_not_fit_cost_a_claim_nothing(void **state)
     assert_true(many < 3 * few + 1);
 }
 
+/* Each owner is a group of its own: that many seeks. */
+static void a_thousand_owners_are_looked_through_in_a_moment(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    {
+        CLEANUP(txn_end) struct txn txn = TXN_INIT;
+        must(txn_begin(&txn, w->st, &w->err));
+        for (int i = 0; i < 3000; i++) {
+            char owner[16];
+            snprintf(owner, sizeof(owner), "o%d", i % 1000);
+            submit_of(w, owner, 0);
+        }
+        must(txn_commit(&txn, &w->err));
+    }
+    double best = 1e9;
+    for (int i = 0; i < 20; i++) {
+        double from = ms();
+        assert_int_equal(claims(w, &a), 1);
+        double took = ms() - from;
+        best = took < best ? took : best;
+        must(saves(w, &a, 6, FINISHED, NULL));
+        w->now += 1000;
+    }
+    print_message("a claim among 1,000 owners: %.2f ms\n", best);
+    assert_true(best < 50);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, owner_setup, teardown)
@@ -342,6 +371,7 @@ int main(void)
         TEST(who_is_paused_holds_no_place),
         TEST(a_wall_clock_set_back_keeps_nobody_waiting),
         TEST(ten_thousand_that_do_not_fit_cost_a_claim_nothing),
+        TEST(a_thousand_owners_are_looked_through_in_a_moment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
