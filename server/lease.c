@@ -375,6 +375,7 @@ int lease_died(struct store *st, const struct death *d, const char *boot,
 /* ---- checkpoint ---- */
 
 static int check_previous(struct store *st, const struct lease *l,
+                          const struct cycle *at,
                           const struct checkpoint_in *in, struct err *err)
 {
     int64_t before = l->saved ? l->saved : l->checkpoint;
@@ -385,9 +386,11 @@ static int check_previous(struct store *st, const struct lease *l,
         before = l->initial;
     struct err cause = {0};
     int r = before ? checkpoint_load(st, before, &c, &cause) : 0;
-    if (r == ERR_NOT_FOUND) /* a client removed it while this lease trained */
+    /* a client removed it while this lease trained: one that goes further
+     * follows it, one that does not was sent before */
+    if (r == ERR_NOT_FOUND && in->step > at->saved_step)
         return 0;
-    if (r < 0) {
+    if (r < 0 && r != ERR_NOT_FOUND) {
         *err = cause;
         return r;
     }
@@ -485,7 +488,7 @@ int lease_checkpoint(struct store *st, int64_t id, int64_t token,
     if (r < 0)
         return r;
     if (!known) {
-        r = check_previous(st, &l, in, err);
+        r = check_previous(st, &l, &c, in, err);
         if (r < 0)
             return r;
         struct checkpoint_of of = {.job = l.job,

@@ -980,7 +980,8 @@ static inline int m_save(struct model *m, int64_t id, int step,
     struct m_saved *b = before ? m_saved(j, before) : NULL;
     bool first = !l->saved && !l->from_id && !*previous;
     /* one that a client removed meanwhile cannot be compared */
-    if (!first && (!before || (b && strcmp(b->digest, previous))))
+    bool gone = before && !b && step > c->saved_step;
+    if (!first && !gone && (!b || strcmp(b->digest, previous)))
         return ERR_CONFLICT;
     if (c->n >= M_SAVED)
         abort();

@@ -517,9 +517,13 @@ static void a_checkpoint_removed_under_way_does_not_stop_the_next(void **state)
     int64_t id = submit(w, NULL);
     assert_int_equal(claims(w, &a), 1);
     must(saves(w, &a, 2, NULL, NULL));
-    must(saves(w, &a, 4, NULL, &four));
+    a.step = 4;
+    AUTO_JSON json_t *late = manifest_at(w, &a, 4);
+    must(posts(w, &a, late, NULL, &four));
     must(beats(w, &a, NULL, NULL));
     must(retention_delete(w->st, four, w->now, &w->err));
+    a.step = 4;
+    assert_int_equal(posts(w, &a, late, NULL, NULL), ERR_CONFLICT);
     must(saves(w, &a, 6, FINISHED, NULL));
     expect_job(w, id, "completed", NULL);
 }
