@@ -182,12 +182,12 @@ char *flight_buffer(struct flight *f)
     return f->filling->chunk;
 }
 
-static struct slot *free_slot(struct flight *f)
+static int under_way(const struct flight *f)
 {
+    int n = 0;
     for (int i = 0; i <= FLIGHT_SLOTS; i++)
-        if (f->slots[i].phase == PHASE_FREE)
-            return &f->slots[i];
-    return NULL;
+        n += f->slots[i].phase != PHASE_FREE;
+    return n;
 }
 
 int flight_send(struct flight *f, size_t len, char hex[DIGEST_HEX],
@@ -197,37 +197,33 @@ int flight_send(struct flight *f, size_t len, char hex[DIGEST_HEX],
     uint8_t sum[DIGEST_BYTES];
     digest_of(s->chunk, len, sum);
     digest_hex(sum, hex);
-    if (json_object_get(f->sent, hex))
-        return pump(f, 0, err); /* equal chunks: zeros, above all */
+    int r = pump(f, 0, err);
+    if (r < 0 || json_object_get(f->sent, hex))
+        return r; /* equal chunks: zeros, above all */
     if (json_object_set_new(f->sent, hex, json_true()) < 0)
         return err_set(err, ERR_NOMEM, "no memory to save");
+    while (r == 0 && under_way(f) >= FLIGHT_SLOTS)
+        r = pump(f, POLL_MS, err);
+    if (r < 0)
+        return r;
     s->len = len;
     snprintf(s->hex, sizeof s->hex, "%s", hex);
     snprintf(s->path, sizeof s->path, "/v1/leases/%" PRId64 "/chunks/%s",
              f->lease, hex);
     bool likely = f->known && json_object_get(f->known, hex);
-    int r = start(f, s, likely ? PHASE_ASKING : PHASE_SENDING, err);
+    r = start(f, s, likely ? PHASE_ASKING : PHASE_SENDING, err);
     if (r == 0)
         r = pump(f, 0, err);
-    while (r == 0 && !(f->filling = free_slot(f)))
-        r = pump(f, POLL_MS, err);
-    if (!f->filling)
-        f->filling = s;
-    return r;
-}
-
-static bool empty(const struct flight *f)
-{
     for (int i = 0; i <= FLIGHT_SLOTS; i++)
-        if (f->slots[i].phase != PHASE_FREE)
-            return false;
-    return true;
+        if (f->slots[i].phase == PHASE_FREE)
+            f->filling = &f->slots[i];
+    return r;
 }
 
 int flight_land(struct flight *f, struct err *err)
 {
     int r = 0;
-    while (r == 0 && !empty(f))
+    while (r == 0 && under_way(f))
         r = pump(f, POLL_MS, err);
     return r;
 }
