@@ -409,7 +409,8 @@ static void *copy_main(void *arg)
     struct err err = {0};
     int r = copy_all(b, &err);
     copied(b, r, &err);
-    httpd_notice(b->all->server->httpd, NOTIFY_BACKUP);
+    if (b->all->server->httpd) /* none in a unit */
+        httpd_notice(b->all->server->httpd, NOTIFY_BACKUP);
     drop(b);
     return NULL;
 }
