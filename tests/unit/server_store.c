@@ -378,6 +378,57 @@ static void a_disk_that_is_nearly_full_takes_no_new_chunk(void **state)
     must(chunk_put(w->chunks, 1, hex[1], data[1], 7, &w->err));
 }
 
+/* SQLite keeps pages as they were before a savepoint; past its limit they go to
+ * a file in the system's folder for such, again and again. */
+static int spilled_files(void)
+{
+    char link[64], to[300];
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        ssize_t len = readlink(link, to, sizeof(to) - 1);
+        to[len > 0 ? len : 0] = '\0';
+        n += strstr(to, "etilqs_") != NULL;
+    }
+    return n;
+}
+
+static void add_session(struct world *w, int i, int64_t ends)
+{
+    char hash[300];
+    snprintf(hash, sizeof(hash), "%0280d", i);
+    CLEANUP(stmt_end) struct stmt q = stmt_use(w->st, SQL_SESSION_ADD);
+    stmt_text(&q, ":hash", hash);
+    stmt_int(&q, ":now", 1);
+    stmt_int(&q, ":ends", ends);
+    must(stmt_run(&q, &w->err));
+}
+
+static void the_savepoints_of_a_commit_stay_in_memory(void **state)
+{
+    struct world *w = *state;
+    enum { ROWS = 3000 }; /* 1 MiB of pages */
+    CLEANUP(txn_end) struct txn outer = TXN_INIT, inner = TXN_INIT;
+    CLEANUP(txn_end) struct txn more = TXN_INIT;
+    must(txn_begin(&outer, w->st, &w->err));
+    for (int i = 0; i < ROWS; i++)
+        add_session(w, 2 * i, 1000);
+    must(txn_commit(&outer, &w->err));
+    must(txn_begin(&more, w->st, &w->err));
+    must(txn_begin(&inner, w->st, &w->err));
+    for (int i = 0; i < ROWS; i += 5) /* each of those pages */
+        add_session(w, 2 * i + 1, 1000);
+    assert_int_equal(spilled_files(), 0);
+    txn_end(&inner);
+    must(txn_commit(&more, &w->err));
+    CLEANUP(stmt_end) struct stmt q = stmt_use(w->st, SQL_SESSION_LIST);
+    stmt_int(&q, ":now", 0);
+    int n = 0;
+    while (stmt_row(&q, &w->err) > 0)
+        n++;
+    assert_int_equal(n, ROWS);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -395,6 +446,7 @@ int main(void)
         TEST(a_lost_database_is_not_replaced_by_an_empty_one),
         TEST(a_foreign_or_damaged_database_is_refused),
         TEST(a_key_gets_its_first_answer_for_good),
+        TEST(the_savepoints_of_a_commit_stay_in_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
