@@ -3,11 +3,8 @@
 // A sample in deploy/check; `--long` draws more.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
-import os from 'node:os';
-import path from 'node:path';
-import { chessSpec, moment, randomSource, signal, tinyShard, until, withServer } from '../harness.mjs';
+import { chessSpec, moment, randomSource, signal, smallDisk, tinyShard, until, withServer } from '../harness.mjs';
 
 const rounds = process.env.TEST_LONG ? 100 : 8;
 // A checkpoint after every step: most of the time is saving.
@@ -25,7 +22,10 @@ for (const whom of ['the worker', 'pawld', 'both']) {
         if ((await s.job(job.id)).state === 'completed') break;
         let open;
         try { open = await s.openLease(job.id); } catch { break; }
-        await moment(random() * 300);
+        // Mostly once it trains: workers that die before they save anything wait longer
+        // and longer for the next one.
+        if (random() < 0.8) await until('a step', async () => (await s.leases(job.id)).some((l) => l.id === open.lease.id && (l.outcome || l.to_step > l.from_step)));
+        await moment(random() * 150);
         if (whom !== 'pawld' && signal(open.worker.pid, 'SIGKILL')) killed++;
         if (whom !== 'the worker') {
           await s.kill9();
@@ -49,19 +49,6 @@ for (const whom of ['the worker', 'pawld', 'both']) {
   });
 }
 
-// A file system of a few MB of our own.
-function smallDisk(mb) {
-  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'pawl-test-disk-'));
-  const r = spawnSync('mount', ['-t', 'tmpfs', '-o', `size=${mb}m`, 'tmpfs', dir]);
-  if (r.status === 0) return dir;
-  fs.rmdirSync(dir);
-  return null;
-}
-const unmount = (dir) => {
-  spawnSync('umount', ['-l', dir]);
-  fs.rmdirSync(dir);
-};
-
 test('a disk that fills up while saving: the checkpoint before it stays, the job goes on when there is room', { timeout: 600_000 }, async (t) => {
   const disk = smallDisk(48);
   if (!disk) return t.skip('no tmpfs can be mounted here (needs root)');
@@ -71,21 +58,18 @@ test('a disk that fills up while saving: the checkpoint before it stays, the job
       await s.uploadChess({ shards: 1 });
       whole = await s.result((await s.submit(spec(3))).id);
     });
-    await withServer({ dir: `${disk}/state` }, async (s) => {
+    await withServer({ dir: `${disk.dir}/state` }, async (s) => {
       await s.uploadChess({ shards: 1 });
       const job = await s.submit(spec(3));
       await s.waitJob(job.id, 'past its first checkpoint', (j) => j.progress.step >= 2);
       // All that is left of the disk goes to somebody else.
-      const ballast = `${disk}/ballast`;
-      const fd = fs.openSync(ballast, 'w');
-      try { for (;;) if (fs.writeSync(fd, Buffer.alloc(65536, 1)) < 65536) break; } catch (e) { assert.equal(e.code, 'ENOSPC'); }
-      fs.closeSync(fd);
+      disk.fill();
       // Uploads say so, with the status for it, and leave nothing.
       const r = await s.put('/v1/datasets/more/shards/a.jsonl', tinyShard(50_000));
       assert.ok([507, 500, 503].includes(r.status), `${r.status} ${r.text}`);
       assert.ok(!fs.existsSync(`${s.dir}/datasets/more/a.jsonl`));
       await moment(500);
-      fs.rmSync(ballast);
+      disk.free();
       const end = await until('the end of the job', async () => {
         const j = await s.job(job.id);
         if (j.state === 'failed') { // a full disk may use up the budget: the state is kept
@@ -102,6 +86,6 @@ test('a disk that fills up while saving: the checkpoint before it stays, the job
       leases.slice(1).forEach((l) => assert.ok(l.from_step > 0, 'never back to scratch'));
     });
   } finally {
-    unmount(disk);
+    disk.done();
   }
 });
