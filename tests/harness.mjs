@@ -404,6 +404,38 @@ export function checkFiles(dir) {
   }
 }
 
+// ---- a disk of one's own ----------------------------------------------------
+
+// A file system of so many MB in memory, if one may be mounted here (root); null.
+export function smallDisk(mb) {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'pawl-test-disk-'));
+  if (spawnSync('mount', ['-t', 'tmpfs', '-o', `size=${mb}m`, 'tmpfs', dir]).status !== 0) {
+    fs.rmdirSync(dir);
+    return null;
+  }
+  const ballast = path.join(dir, 'ballast');
+  return {
+    dir,
+    // Somebody else takes all but so many bytes of it.
+    fill(leave = 0) {
+      const fd = fs.openSync(ballast, 'a');
+      const free = () => { const s = fs.statfsSync(dir); return s.bavail * s.bsize; };
+      try {
+        for (let n; (n = Math.min(65536, free() - leave)) > 0;)
+          if (fs.writeSync(fd, Buffer.alloc(n, 1)) < n) break;
+      } catch (e) {
+        assert.equal(e.code, 'ENOSPC');
+      }
+      fs.closeSync(fd);
+    },
+    free() { fs.rmSync(ballast, { force: true }); },
+    done() {
+      spawnSync('umount', ['-l', dir]);
+      fs.rmdirSync(dir);
+    },
+  };
+}
+
 // ---- specs and records -----------------------------------------------------
 
 // Merge as RFC 7396 does: null removes.

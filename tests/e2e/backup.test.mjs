@@ -6,7 +6,7 @@ import fs from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
 import { FakeWorker, madeUp } from '../fake_worker.mjs';
-import { chessSpec, merge, Server, sha256, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
+import { chessSpec, merge, Server, sha256, smallDisk, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
 
 const sqlite = (file, ...sql) => {
   const r = spawnSync('sqlite3', [file, ...sql], { encoding: 'utf8', maxBuffer: 2 ** 28 });
@@ -128,14 +128,6 @@ test('without its end a copy is refused, and what came of it is not taken for a 
     assert.ok(job);
   });
 });
-
-// A disk of its own, if one may be mounted here.
-function smallDisk(mb) {
-  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'pawl-test-disk-'));
-  const r = spawnSync('mount', ['-t', 'tmpfs', '-o', `size=${mb}m`, 'tmpfs', dir]);
-  if (r.status !== 0) { fs.rmdirSync(dir); return null; }
-  return { dir, done() { spawnSync('umount', ['-l', dir]); fs.rmdirSync(dir); } };
-}
 
 test('a disk too full for the copy is told with the number of bytes, and nothing is left on it', async (t) => {
   const disk = smallDisk(60);
