@@ -97,7 +97,7 @@ class Book {
 }
 
 // One lease: beats, and a checkpoint on leaving.
-async function work(w, book, random, { beats = 3, every_ms = 250 } = {}) {
+async function work(w, book, random, { beats = 3, every_ms = long ? 340 : 250 } = {}) {
   let step = w.lease.checkpoint?.manifest.step ?? 0;
   for (let i = 0; i < beats && step < STEPS; i++) {
     await moment(every_ms * (0.5 + random()));
