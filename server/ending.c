@@ -141,7 +141,10 @@ static int blame_loading(struct store *st, const struct lease *l,
     char why[200];
     snprintf(why, sizeof(why), "%" PRId64 " workers in a row died loading it",
              deaths);
+    CLEANUP(start_release) struct start start = {0};
     r = checkpoint_quarantine(st, l->checkpoint, why, err);
+    if (r >= 0)
+        r = start_find(st, c, &start, err);
     if (r < 0)
         return r;
     return event_add(st,
@@ -153,8 +156,10 @@ static int blame_loading(struct store *st, const struct lease *l,
                                      .actor = "server"},
                      now_ms, err,
                      "checkpoint %" PRId64 " (step %" PRId64
-                     ") is set aside: %s",
-                     l->checkpoint, l->from_step, why);
+                     ") is set aside: %s; goes on from step %" PRId64
+                     ", %" PRId64 " steps are repeated",
+                     l->checkpoint, l->from_step, why, start.step,
+                     l->from_step - start.step);
 }
 
 /* how: "was killed by signal 9, cause unknown" */

@@ -4,6 +4,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
 import { CHUNK, FakeWorker } from '../fake_worker.mjs';
+import { proxy } from '../proxy.mjs';
 import { chessSpec, jsonl, merge, randomSource, moment, sha256, signal, tiny, tinyShard, tinySpec, until, withServer } from '../harness.mjs';
 
 const ran = async (s, env) => {
@@ -18,6 +19,8 @@ async function inLeases(s, id, thresholds, env) {
     await ran(s, env);
   }
 }
+
+const quarantines = async (s, id) => (await s.get(`/v1/jobs/${id}/events?limit=1000`)).expect(200).json.items.filter((e) => e.kind === 'quarantined');
 
 // A rate so small that no weight moves: the loss of a batch of one then names the record.
 const still = { optimizer: { lr: 1e-30, weight_decay: 0 } };
@@ -173,22 +176,26 @@ test('RES-04: the tail of a pass is a step scaled by its real size; micro-batche
   });
 });
 
-test('RES-05: a worker killed while it saves leaves the checkpoint before it; none is damaged', async (t) => {
+// Twice ten moments: beside training from a copy, and while training waits.
+for (const [how, env] of [['beside training', {}], ['while training waits', { PAWL_MEMORY_PROBE: 'fake:available_mb=1' }]]) test(`RES-05: a worker killed while it saves (${how}) leaves the checkpoint before it; none is damaged`, async (t) => {
   const random = randomSource(t);
-  await withServer({}, async (s) => {
+  await withServer({ env }, async (s) => {
     await s.uploadChess({ shards: 1 });
     // Saving after every step: half of the time is saving.
-    const spec = chessSpec({ training: { epochs: 3 }, runtime: { checkpoint_every: 1 }, limits: { lost: 100, no_progress: 100 } });
+    const spec = chessSpec({ training: { epochs: 10 }, runtime: { checkpoint_every: 1 }, limits: { lost: 100, no_progress: 100 } });
     const whole = await s.result((await s.submit(spec)).id);
     const job = await s.submit(spec);
-    for (let nth = 1; nth <= 5; nth++) {
+    let kills = 0;
+    for (let nth = 1; nth <= 10; nth++) {
       let open;
       try { open = await s.openLease(job.id, nth); } catch { break; }
-      await moment(random() * 400);
-      signal(open.worker.pid, 'SIGKILL');
+      try { await s.waitJob(job.id, 'training', (j) => j.lease?.id === open.lease.id && !['load', 'first_step'].includes(j.lease.stage)); } catch { break; }
+      await moment(random() * 300);
+      if (signal(open.worker.pid, 'SIGKILL')) kills++;
       await until('the lease to end', async () => (await s.leases(job.id)).find((l) => l.id === open.lease.id).outcome);
       await s.wholeCheckpoints(job.id);
     }
+    assert.ok(kills >= 5, `${kills} kills`);
     const got = await s.result(job.id);
     assert.equal(got.model, whole.model);
     assert.deepEqual(got.series, whole.series);
@@ -240,5 +247,53 @@ c.commit()
     const bad = after.filter((c) => c.state === 'quarantined');
     assert.deepEqual(bad.map((c) => c.step).sort(), [4, 6], JSON.stringify(after));
     assert.equal(leases.at(-1).from_step, 2);
+    // what it costs is said
+    const said = (await quarantines(s, job.id)).map((e) => e.cause).filter((c) => /repeated$/.test(c));
+    assert.equal(said.length, 2, said.join('\n'));
+    assert.match(said[0], /\(step 6\) is set aside: .*damaged.*; goes on from step 4, 2 steps are repeated$/);
+    assert.match(said[1], /\(step 4\) is set aside: .*damaged.*; goes on from step 2, 2 steps are repeated$/);
+  });
+});
+
+test('RES-06: a checkpoint that two workers in a row died loading is set aside, and the one before it is used', async () => {
+  await withServer({ workers: 0, args: ['--lease', '2'] }, async (s) => {
+    await s.uploadChess({ shards: 1 });
+    const spec = chessSpec({ training: { epochs: 2 }, runtime: { checkpoint_every: 12, keep: 5, restart: { every_micro_batches: 24 } } });
+    const one = await s.submit(merge(spec, { runtime: { restart: { every_micro_batches: 0 } } }));
+    await ran(s);
+    const whole = await s.result(one.id);
+    const job = await s.submit(spec);
+    await ran(s);
+    const list = (await s.checkpoints(job.id)).sort((a, b) => b.step - a.step);
+    assert.deepEqual(list.map((c) => c.step), [6, 3]);
+    await patchRuntime(s, job.id, { restart: { every_micro_batches: 0 } });
+    // between the worker and the server: the state does not come
+    const p = await proxy(s.url);
+    p.hold = (r) => /\/state$/.test(r.path);
+    try {
+      for (let nth = 1; nth <= 2; nth++) {
+        const w = s.startWorker({ args: ['--server', p.url, '--once'] });
+        await until('it to load', () => p.held.length === 1);
+        signal(w.pid, 'SIGKILL');
+        await w.ended;
+        const [before] = (await s.leases(job.id)).slice(-1);
+        await until('its lease to end', async () => (await s.leases(job.id)).find((l) => l.id === before.id).outcome === 'lost');
+        p.held.splice(0);
+        const aside = (await s.checkpoints(job.id)).filter((c) => c.state === 'quarantined').map((c) => c.step);
+        assert.deepEqual(aside, nth === 2 ? [6] : []);
+      }
+    } finally {
+      p.close();
+    }
+    const [said] = await quarantines(s, job.id);
+    assert.match(said.cause, /\(step 6\) is set aside: 2 workers in a row died loading it; goes on from step 3, 3 steps are repeated$/);
+    await until('the job to end', async () => { // over the back-off
+      await s.runWorker();
+      return (await s.job(job.id)).state !== 'queued';
+    });
+    const got = await s.result(job.id);
+    assert.equal(got.model, whole.model);
+    assert.deepEqual(got.series, whole.series);
+    assert.equal((await s.leases(job.id)).at(-1).from_step, 3);
   });
 });
