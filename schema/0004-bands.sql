@@ -1,13 +1,13 @@
 -- pawl.db, schema 4: long series, long lists and claims read few rows.
 
 -- Lowest and highest value of each stretch of a series, so that a curve of a
--- million points is drawn from some hundred rows (server/band.h). A stretch of
--- level 1 is 16 steps, of level 2 256, of level 3 4096; it follows from the
--- rows of `metrics` alone, and is made anew whenever one of them changes.
+-- million points is drawn from some thousand rows (server/band.h). A stretch of
+-- level 1 is 16 steps, that of each level above four times as long; it follows
+-- from the rows of `metrics` alone, and is made anew when one of them changes.
 CREATE TABLE bands (
     cycle_id INTEGER NOT NULL REFERENCES cycles(id) ON DELETE CASCADE,
     series_id INTEGER NOT NULL,
-    level INTEGER NOT NULL CHECK (level IN (1, 2, 3)),
+    level INTEGER NOT NULL CHECK (level BETWEEN 1 AND 5),
     stretch INTEGER NOT NULL, -- step / its width
     points INTEGER NOT NULL CHECK (points > 0), -- rows of metrics
     unfinite INTEGER NOT NULL CHECK (unfinite BETWEEN 0 AND points),
@@ -41,36 +41,70 @@ INSERT INTO bands SELECT g.cycle_id, g.series_id, 2, g.above, g.points,
     g.unfinite, g.unfinite_step, g.low,
     (SELECT b.low_step FROM bands b WHERE b.cycle_id = g.cycle_id
      AND b.series_id = g.series_id AND b.level = 1 AND b.low = g.low
-     AND b.stretch BETWEEN 16 * g.above AND 16 * g.above + 15
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
      ORDER BY b.stretch LIMIT 1),
     g.high,
     (SELECT b.high_step FROM bands b WHERE b.cycle_id = g.cycle_id
      AND b.series_id = g.series_id AND b.level = 1 AND b.high = g.high
-     AND b.stretch BETWEEN 16 * g.above AND 16 * g.above + 15
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
      ORDER BY b.stretch LIMIT 1)
-    FROM (SELECT cycle_id, series_id, stretch / 16 AS above,
+    FROM (SELECT cycle_id, series_id, stretch / 4 AS above,
           sum(points) AS points, sum(unfinite) AS unfinite,
           min(unfinite_step) AS unfinite_step, min(low) AS low,
           max(high) AS high
           FROM bands WHERE level = 1
-          GROUP BY cycle_id, series_id, stretch / 16) g;
+          GROUP BY cycle_id, series_id, stretch / 4) g;
 INSERT INTO bands SELECT g.cycle_id, g.series_id, 3, g.above, g.points,
     g.unfinite, g.unfinite_step, g.low,
     (SELECT b.low_step FROM bands b WHERE b.cycle_id = g.cycle_id
      AND b.series_id = g.series_id AND b.level = 2 AND b.low = g.low
-     AND b.stretch BETWEEN 16 * g.above AND 16 * g.above + 15
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
      ORDER BY b.stretch LIMIT 1),
     g.high,
     (SELECT b.high_step FROM bands b WHERE b.cycle_id = g.cycle_id
      AND b.series_id = g.series_id AND b.level = 2 AND b.high = g.high
-     AND b.stretch BETWEEN 16 * g.above AND 16 * g.above + 15
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
      ORDER BY b.stretch LIMIT 1)
-    FROM (SELECT cycle_id, series_id, stretch / 16 AS above,
+    FROM (SELECT cycle_id, series_id, stretch / 4 AS above,
           sum(points) AS points, sum(unfinite) AS unfinite,
           min(unfinite_step) AS unfinite_step, min(low) AS low,
           max(high) AS high
           FROM bands WHERE level = 2
-          GROUP BY cycle_id, series_id, stretch / 16) g;
+          GROUP BY cycle_id, series_id, stretch / 4) g;
+INSERT INTO bands SELECT g.cycle_id, g.series_id, 4, g.above, g.points,
+    g.unfinite, g.unfinite_step, g.low,
+    (SELECT b.low_step FROM bands b WHERE b.cycle_id = g.cycle_id
+     AND b.series_id = g.series_id AND b.level = 3 AND b.low = g.low
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
+     ORDER BY b.stretch LIMIT 1),
+    g.high,
+    (SELECT b.high_step FROM bands b WHERE b.cycle_id = g.cycle_id
+     AND b.series_id = g.series_id AND b.level = 3 AND b.high = g.high
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
+     ORDER BY b.stretch LIMIT 1)
+    FROM (SELECT cycle_id, series_id, stretch / 4 AS above,
+          sum(points) AS points, sum(unfinite) AS unfinite,
+          min(unfinite_step) AS unfinite_step, min(low) AS low,
+          max(high) AS high
+          FROM bands WHERE level = 3
+          GROUP BY cycle_id, series_id, stretch / 4) g;
+INSERT INTO bands SELECT g.cycle_id, g.series_id, 5, g.above, g.points,
+    g.unfinite, g.unfinite_step, g.low,
+    (SELECT b.low_step FROM bands b WHERE b.cycle_id = g.cycle_id
+     AND b.series_id = g.series_id AND b.level = 4 AND b.low = g.low
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
+     ORDER BY b.stretch LIMIT 1),
+    g.high,
+    (SELECT b.high_step FROM bands b WHERE b.cycle_id = g.cycle_id
+     AND b.series_id = g.series_id AND b.level = 4 AND b.high = g.high
+     AND b.stretch BETWEEN 4 * g.above AND 4 * g.above + 3
+     ORDER BY b.stretch LIMIT 1)
+    FROM (SELECT cycle_id, series_id, stretch / 4 AS above,
+          sum(points) AS points, sum(unfinite) AS unfinite,
+          min(unfinite_step) AS unfinite_step, min(low) AS low,
+          max(high) AS high
+          FROM bands WHERE level = 4
+          GROUP BY cycle_id, series_id, stretch / 4) g;
 
 -- How many samples of memory a lease sent: to thin them none need be counted.
 ALTER TABLE leases ADD COLUMN samples INTEGER NOT NULL DEFAULT 0;

@@ -1,4 +1,5 @@
 #include "schema/json_read.h"
+#include <float.h>
 #include <locale.h>
 #include <math.h>
 #include <stdarg.h>
@@ -229,10 +230,13 @@ int json_parse_strict(const char *text, size_t len, json_t **ret,
 
 void json_real_text(double v, char out[JSON_REAL_MAX])
 {
-    /* The fewest digits that read back the same, as d.ddde±xx … */
+    /* The fewest digits that read back the same, as d.ddde±xx. Fewer than
+     * DBL_DIG will do exactly when that many end in zeros, which go below; only
+     * of the tiniest numbers is that not true … */
     char raw[JSON_REAL_MAX];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(raw, sizeof raw, "%.*e", digits - 1, v);
+    int least = fabs(v) >= DBL_MIN ? DBL_DIG : 1;
+    for (int count = least; count <= 17; count++) {
+        snprintf(raw, sizeof raw, "%.*e", count - 1, v);
         if (strtod(raw, NULL) == v)
             break;
     }
@@ -245,6 +249,8 @@ void json_real_text(double v, char out[JSON_REAL_MAX])
     for (; *p && *p != 'e'; p++)
         if (*p >= '0' && *p <= '9')
             digits[n++] = *p;
+    while (n > 1 && digits[n - 1] == '0')
+        n--;
     digits[n] = 0;
     int exp = *p == 'e' ? atoi(p + 1) : 0;
     /* … and laid out as people write it. */

@@ -1,10 +1,9 @@
 #include "server/band.h"
 #include <stdbool.h>
 
-#define LEVELS 3
-#define CHILDREN 16
+#define LEVELS 5
 
-static const int64_t width[LEVELS + 1] = {1, 16, 256, 4096};
+static const int64_t width[LEVELS + 1] = {1, 16, 64, 256, 1024, 4096};
 
 struct band {
     int64_t points, unfinite;
@@ -262,24 +261,29 @@ static int end_of(struct store *st, int64_t cycle, int64_t series, bool last,
     return r;
 }
 
-/* A curve's stretches: how wide, from which step on, and the level to read them
- * from. Each is a whole number of that level's. */
+/* A curve's stretches: how many from step `base` on, and the level whose bands
+ * they are made of. A band belongs to the stretch in which it begins. */
 struct stretches {
-    int64_t wide, base;
+    int64_t n, base, steps;
     int level;
 };
 
 static struct stretches stretches(int64_t first, int64_t last, int64_t points)
 {
-    int64_t most = points > 4 ? (points - 1) / 2 : 1;
-    struct stretches s = {.level = LEVELS};
-    /* half as wide: rounding up then costs a third of the points at most */
-    while (s.level > 0 && (last - first) / most + 1 < 2 * width[s.level])
+    struct stretches s = {.n = points > 4 ? (points - 1) / 2 : 1,
+                          .level = LEVELS};
+    while (s.level > 0 && (last - first) / s.n + 1 < width[s.level])
         s.level--;
-    int64_t unit = width[s.level];
-    s.base = first / unit * unit;
-    s.wide = ((last - s.base) / most / unit + 1) * unit;
+    s.base = first / width[s.level] * width[s.level];
+    s.steps = last - s.base + 1;
     return s;
+}
+
+/* Of the band, or row, that begins at `step`. */
+static int64_t stretch_of(const struct stretches *s, int64_t step)
+{
+    return (int64_t)((double)(step - s->base) / (double)s->steps *
+                     (double)s->n);
 }
 
 int band_curve(struct store *st, int64_t cycle, int64_t series, int64_t count,
@@ -299,14 +303,15 @@ int band_curve(struct store *st, int64_t cycle, int64_t series, int64_t count,
         return 0;
     }
     int64_t at = -1, last_step = -1;
-    struct stretches s = {.wide = 1};
-    if (count > points)
-        s = stretches(first.step, last.step, points);
+    /* all: as many stretches as there are steps */
+    struct stretches s = stretches(first.step, last.step, points);
+    if (count <= points)
+        s = (struct stretches){.n = 1, .steps = 1};
     struct band b = BAND_NONE, child;
     CLEANUP(stmt_end)
     struct stmt q = look(st, cycle, series, s.level, first.step, last.step);
     while ((r = stmt_row(&q, err)) > 0) {
-        int64_t stretch = (col_int(&q, 0) * width[s.level] - s.base) / s.wide;
+        int64_t stretch = stretch_of(&s, col_int(&q, 0) * width[s.level]);
         if (stretch != at) {
             add_band(list, &b, &last_step);
             b = (struct band)BAND_NONE;

@@ -1,18 +1,19 @@
 /* band.h - lowest and highest of each stretch of a series (table bands).
  *
  *   level 0   one row of `metrics`
- *   level 1   16 steps      = 16 rows
- *   level 2   256 steps     = 16 bands of level 1
- *   level 3   4096 steps    = 16 bands of level 2
+ *   level 1   16 steps, 16 rows
+ *   level 2   64 steps, 4 bands of level 1
+ *   …         4 of the level below
+ *   level 5   4096 steps
  *
  * A curve of some hundred points out of a million is drawn from the level whose
- * stretches are a little narrower than the curve's: it costs a few rows a
+ * bands are a little narrower than the curve's stretches: it costs a few rows a
  * point, however long the series is. What is drawn are points that were
  * reported, never means: the lowest and the highest of each stretch, so spikes
  * stay, and the first value in it that is not finite.
  *
- * A band follows from the sixteen below it and from nothing else. Whoever
- * changes a row has the three bands above it made anew, in the same
+ * A band follows from what is right below it and from nothing else. Whoever
+ * changes a row has the bands above it made anew, in the same
  * transaction. So a value that is reported again, or archived when a lease
  * resumes before it, leaves no trace in them. */
 #pragma once
@@ -52,7 +53,7 @@ int band_cut(struct store *st, int64_t cycle, int64_t series, int64_t step,
 int band_count(struct store *st, int64_t cycle, int64_t series,
                int64_t *ret_points, int64_t *ret_unfinite, struct err *err);
 /* [[step, value or null], …], `points` at most unless values are not finite:
- * all of `count` rows, or lowest and highest of equal stretches and the last
- * row. Caller owns *ret. */
+ * all of `count` rows, or lowest and highest of stretches, each about as wide
+ * and of whole bands, and the last row. Caller owns *ret. */
 int band_curve(struct store *st, int64_t cycle, int64_t series, int64_t count,
                int64_t points, json_t **ret, struct err *err);

@@ -1,5 +1,6 @@
 /* JSON from outside, and its canonical form. */
 #include <float.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -164,6 +165,32 @@ static void a_utf8_mark_in_front_is_skipped(void **state)
     assert_int_equal(parse("\xef\xbb\xbf{\"a\":1}", &err), 0);
 }
 
+/* How many digits it takes, found by trying; and how many a text has, without
+ * zeros that only say where the point is. */
+static int digits_needed(double v)
+{
+    char raw[40];
+    int n = 0;
+    do
+        snprintf(raw, sizeof raw, "%.*e", n, v);
+    while (strtod(raw, NULL) != v && ++n < 17);
+    return n + 1;
+}
+
+static int digits_of(const char *text)
+{
+    char digits[64];
+    int n = 0, from = 0;
+    for (; *text && *text != 'e'; text++)
+        if (*text >= '0' && *text <= '9')
+            digits[n++] = *text;
+    while (n > 1 && digits[n - 1] == '0')
+        n--;
+    while (from < n - 1 && digits[from] == '0')
+        from++;
+    return n - from;
+}
+
 static void reals_have_the_fewest_digits_that_read_back(void **state)
 {
     static const struct {
@@ -203,11 +230,26 @@ static void reals_have_the_fewest_digits_that_read_back(void **state)
         x ^= x << 17;
         double v;
         memcpy(&v, &x, sizeof v);
+        switch (i % 8) {
+        case 1: /* few digits */
+            v = (double)(int)(x % 2000001) / 1000 - 1000;
+            break;
+        case 2: /* what a float becomes */
+            v = (double)(float)((double)(x >> 40) / 8388608);
+            break;
+        case 3:
+            v = ldexp(1, (int)(x % 2000) - 1070);
+            break;
+        case 4: /* subnormal */
+            v = ldexp((double)(x % 4096), -1074);
+            break;
+        }
         if (v != v || v > DBL_MAX || v < -DBL_MAX)
             continue;
         char text[JSON_REAL_MAX];
         json_real_text(v, text);
         assert_true(strtod(text, NULL) == v);
+        assert_int_equal(digits_of(text), digits_needed(v));
         AUTO_JSON json_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
         assert_true(json_is_real(back));
     }
