@@ -70,7 +70,10 @@ int flight_new(struct client *c, int64_t lease, int64_t token, json_t *known,
     }
     if (!whole) {
         flight_free(f);
-        return err_set(err, ERR_NOMEM, "no memory to save");
+        return err_set(err, ERR_NOMEM,
+                       "no memory to save: it takes %d bytes, however large "
+                       "the state",
+                       (FLIGHT_SLOTS + 1) * STATE_CHUNK);
     }
     *ret = f;
     return 0;

@@ -307,7 +307,7 @@ static int settle(struct saver *s, const struct making *m, int r,
                  m->at.step, seconds() - m->began, m->stood_still_s);
         return 0;
     }
-    if (!client_retriable(r)) {
+    if (!client_retriable(r) && r != ERR_NOMEM) {
         *err = *why;
         /* "invalid" is kept for the user's mistakes; this is ours */
         err->code = r == ERR_INVALID ? ERR_CONFLICT : r;

@@ -1,6 +1,7 @@
 // Memory that grows, and processes that are gone.
 import test from 'node:test';
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
 import os from 'node:os';
 import path from 'node:path';
@@ -162,4 +163,40 @@ test('MEM-05: killed by the kernel at a memory limit: confirmed, with the eviden
     fs.rmSync(programs, { recursive: true });
     await until('the group to be empty', () => { try { fs.rmdirSync(group); return true; } catch { return !fs.existsSync(group); } });
   }
+});
+
+test('MEM-06: with 5 % of memory left over the peak of training, a save streams instead of taking a copy', async (t) => {
+  if (spawnSync('prlimit', ['--version']).error) return t.skip('no prlimit here');
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', { 'a.jsonl': tinyShard(160) });
+    // a state of 145 MB, several times what is left
+    const spec = tinySpec({ model: { d_model: 512, layers: 4, heads: 4, ff: 2048 }, runtime: { checkpoint_every: 0 } });
+    const one = await s.submit(spec);
+    assert.equal((await s.runWorker()).code, 0);
+    const whole = await s.result(one.id);
+    const lines = async (id) => (await s.get(`/v1/jobs/${id}/logs?limit=1000`)).expect(200).json.items.map((l) => l.text);
+    assert.ok(!(await lines(one.id)).some((l) => /training waits for its saves/.test(l)));
+
+    const job = await s.submit(spec);
+    const w = s.startWorker({ args: ['--once'] });
+    await s.waitJob(job.id, 'under way', (j) => j.progress.step >= 5);
+    const peak = 1024 * Number(/^VmPeak:\s+(\d+)/m.exec(fs.readFileSync(`/proc/${w.pid}/status`, 'latin1'))[1]);
+    const cap = Math.round(peak * 1.05);
+    const r = spawnSync('prlimit', ['--pid', String(w.pid), `--as=${cap}`], { encoding: 'utf8' });
+    assert.equal(r.status, 0, r.stderr);
+    (await s.patch(`/v1/jobs/${job.id}`, { runtime: { checkpoint_every: 1 } })).expect(200);
+    const [first] = await until('a checkpoint', async () => { const l = await s.checkpoints(job.id); return l.length && l; });
+    (await s.patch(`/v1/jobs/${job.id}`, { runtime: { checkpoint_every: 0 } })).expect(200);
+    assert.ok(first.bytes > peak * 0.05, `${first.bytes} bytes with ${cap - peak} left`);
+    const end = await w.ended;
+    assert.equal(end.code, 0, end.output);
+    const said = await lines(job.id);
+    t.diagnostic(said.find((l) => /training waits/.test(l)));
+    assert.ok(said.some((l) => /training waits for its saves: the state, \d+ MB, is not copied, for a copy of it wants \d+ MB, .* this process's limits leave \d+ MB$/.test(l)), said.join('\n'));
+    const got = await s.result(job.id);
+    assert.equal(got.model, whole.model);
+    assert.deepEqual(got.series, whole.series);
+    assert.equal((await s.leases(job.id)).length, 1);
+    await s.wholeCheckpoints(job.id);
+  });
 });

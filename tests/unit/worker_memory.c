@@ -3,8 +3,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include "worker/memory.h"
 
@@ -215,6 +218,55 @@ static void a_sample_shows_only_what_was_measured(void **state)
     unsetenv("PAWL_MEMORY_PROBE");
 }
 
+static bool allows(const char *probe, double rss_mb, double want_mb, char *why)
+{
+    struct memory m;
+    struct err err = {0};
+    struct thresholds t = {.rss_mb = rss_mb};
+    setenv("PAWL_MEMORY_PROBE", probe, 1);
+    assert_int_equal(memory_init(&m, "cpu", &err), 0);
+    unsetenv("PAWL_MEMORY_PROBE");
+    return memory_allows(&m, &t, mb(want_mb), why, 256);
+}
+
+static void
+a_copy_is_allowed_where_system_limits_and_threshold_leave_room(void **state)
+{
+    char why[256];
+    struct memory_sample s;
+    memory_host(&s);
+    double rss = (double)s.rss / MB;
+    /* an eighth and 64 MB beside it: 9 + 64 for 8 */
+    assert_true(allows("fake:available_mb=74", 0, 8, why));
+    assert_string_equal(why, "");
+    assert_false(allows("fake:available_mb=72", 0, 8, why));
+    assert_non_null(strstr(why, "wants 73 MB"));
+    assert_non_null(strstr(why, "the system has 72 MB"));
+    /* it must not bring on the threshold that it counts towards */
+    assert_true(allows("fake:available_mb=1000", rss + 80, 8, why));
+    assert_false(allows("fake:available_mb=1000", rss + 40, 8, why));
+    assert_non_null(strstr(why, "restart.rss_mb leaves"));
+    assert_false(allows("fake:available_mb=1000", 1, 8, why));
+    assert_non_null(strstr(why, "leaves 0 MB"));
+#ifdef __linux__
+    struct rlimit was, now;
+    assert_int_equal(getrlimit(RLIMIT_AS, &was), 0);
+    long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_int_equal(fscanf(f, "%lld", &pages), 1);
+    fclose(f);
+    now = was;
+    now.rlim_cur = (rlim_t)(pages * sysconf(_SC_PAGESIZE)) + (rlim_t)mb(90);
+    assert_int_equal(setrlimit(RLIMIT_AS, &now), 0);
+    bool small = allows("fake:available_mb=1000", 0, 8, why);
+    bool large = allows("fake:available_mb=1000", 0, 100, why);
+    assert_int_equal(setrlimit(RLIMIT_AS, &was), 0);
+    assert_true(small);
+    assert_false(large);
+    assert_non_null(strstr(why, "this process's limits leave"));
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -224,6 +276,8 @@ int main(void)
         cmocka_unit_test(the_fake_device_grows_as_it_is_told),
         cmocka_unit_test(a_probe_that_makes_no_sense_is_refused),
         cmocka_unit_test(a_sample_shows_only_what_was_measured),
+        cmocka_unit_test(
+            a_copy_is_allowed_where_system_limits_and_threshold_leave_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
