@@ -355,10 +355,8 @@ static int copy_all(struct backup *b, struct err *err)
 
 static void release(struct backup *b)
 {
-    if (b->tar) { /* what it still wants to write goes nowhere */
-        archive_write_fail(b->tar);
+    if (b->tar) /* what it still wants to write is refused */
         archive_write_free(b->tar);
-    }
     if (b->fd >= 0)
         close(b->fd);
     for (size_t i = 0; i < b->n_parts; i++) {
@@ -484,7 +482,7 @@ static la_ssize_t on_tar(struct archive *tar, void *arg, const void *data,
                          size_t len)
 {
     struct backup *b = arg;
-    if (buf_add(b->out, data, len) < 0) {
+    if (!b->out || buf_add(b->out, data, len) < 0) {
         archive_set_error(tar, ENOMEM, "no memory for a backup");
         return -1;
     }

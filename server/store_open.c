@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,22 +16,6 @@
 #define APPLICATION_ID 0x7061776c /* "pawl" */
 /* quick_check reads the whole file: only where that takes a moment. */
 #define CHECK_MAX ((int64_t)256 << 20)
-/* Beyond it SQLite keeps what a savepoint may have to restore in a file. With
- * its own limit, 64 KiB, each group commit made one in /var/tmp. */
-#define SAVEPOINT_MEMORY (2 << 20)
-
-static void set_savepoint_memory(void)
-{
-    sqlite3_config(SQLITE_CONFIG_STMTJRNL_SPILL, SAVEPOINT_MEMORY);
-}
-
-/* For the whole process, before its first database: later it is refused. */
-static void set_limits(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, set_savepoint_memory);
-}
-
 /* One connection alone writes and checkpoints (3.7.0 to 3.51.2 may lose pages
  * when two do); the mutexes of a connection are not needed. */
 static int open_file(struct store *st, const char *dir, bool chunks, int flags,
@@ -47,7 +30,6 @@ static int open_file(struct store *st, const char *dir, bool chunks, int flags,
         st->path = NULL;
         return err_set(err, ERR_NOMEM, "no memory");
     }
-    set_limits();
     if (sqlite3_open_v2(st->path, &st->db, flags | SQLITE_OPEN_NOMUTEX, NULL) !=
         SQLITE_OK) {
         if (!st->db)
@@ -339,6 +321,13 @@ static int open_writer(struct store *st, const char *dir, bool chunks,
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
                 "PRAGMA foreign_keys=ON; PRAGMA journal_size_limit=8388608",
                 err);
+    /* What a savepoint may have to restore goes to a file in /var/tmp from 64 KiB
+     * on, in each group commit anew: not so with temp_store. (Not by
+     * SQLITE_CONFIG_STMTJRNL_SPILL: 3.40.1 takes any value but its own for a
+     * full disk once it is passed.) Chunks would be too much to keep in memory,
+     * and a page more or less of them to write is nothing. */
+    if (r >= 0 && !chunks)
+        r = db_exec(st, "PRAGMA temp_store=MEMORY", err);
     if (r < 0)
         return r;
     st->wal_pages =

@@ -429,6 +429,60 @@ static void the_savepoints_of_a_commit_stay_in_memory(void **state)
     assert_int_equal(n, ROWS);
 }
 
+/* One savepoint that changes many pages: 12 MiB of sessions, 24 MiB of chunks. */
+static void a_savepoint_may_be_large(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(buf_release) struct buf data = {0};
+    for (int i = 0; i < 65536; i++)
+        must(buf_adds(&data, "0123456789abcdef"));
+    uint8_t sums[24][DIGEST_BYTES];
+    for (int i = 0; i < 24; i++) {
+        char hex[DIGEST_HEX];
+        data.data[0] = (char)i;
+        digest_of(data.data, data.len, sums[i]);
+        digest_hex(sums[i], hex);
+        must(chunk_put(w->chunks, 1, hex, data.data, data.len, &w->err));
+    }
+    for (int i = 0; i < 40000; i++)
+        add_session(w, i, 1000);
+    for (int undo = 1; undo >= 0; undo--) {
+        CLEANUP(txn_end) struct txn outer = TXN_INIT, inner = TXN_INIT;
+        CLEANUP(txn_end) struct txn chunks = TXN_INIT, chunk = TXN_INIT;
+        must(txn_begin(&outer, w->st, &w->err));
+        must(txn_begin(&inner, w->st, &w->err));
+        {
+            CLEANUP(stmt_end) struct stmt q = stmt_use(w->st, SQL_SESSION_TRIM);
+            stmt_int(&q, ":now", 1);
+            stmt_int(&q, ":max", 100);
+            assert_int_equal(stmt_run(&q, &w->err), 39900);
+        }
+        must(txn_begin(&chunks, w->chunks, &w->err));
+        must(txn_begin(&chunk, w->chunks, &w->err));
+        {
+            CLEANUP(stmt_end)
+            struct stmt q = stmt_use(w->chunks, SQL_HOLD_DROP);
+            stmt_text(&q, ":live", "[]");
+            stmt_int(&q, ":newest", 1);
+            assert_int_equal(stmt_run(&q, &w->err), 24);
+        }
+        for (int i = 0; i < 24; i++) {
+            CLEANUP(stmt_end)
+            struct stmt q = stmt_use(w->chunks, SQL_CHUNK_DROP);
+            stmt_blob(&q, ":sha", sums[i], DIGEST_BYTES);
+            assert_int_equal(stmt_run(&q, &w->err), 1);
+        }
+        if (undo)
+            continue;
+        must(txn_commit(&chunk, &w->err));
+        must(txn_commit(&chunks, &w->err));
+        must(txn_commit(&inner, &w->err));
+        must(txn_commit(&outer, &w->err));
+    }
+    CLEANUP(stmt_end) struct stmt q = stmt_use(w->chunks, SQL_CHUNK_ANY);
+    assert_int_equal(stmt_row(&q, &w->err), 0);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -447,6 +501,7 @@ int main(void)
         TEST(a_foreign_or_damaged_database_is_refused),
         TEST(a_key_gets_its_first_answer_for_good),
         TEST(the_savepoints_of_a_commit_stay_in_memory),
+        TEST(a_savepoint_may_be_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
