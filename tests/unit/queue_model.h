@@ -676,7 +676,8 @@ static inline void m_set_aside(struct m_job *j, struct m_cycle *c,
                                struct m_saved *s)
 {
     j->events[EV_quarantined]++;
-    s->good = false;
+    if (s) /* else it was removed while its lease was thought lost */
+        s->good = false;
     if (c->saved_step > m_start(c))
         c->saved_step = m_start(c);
 }
@@ -727,8 +728,10 @@ static inline int m_live(struct model *m, struct m_lease *l)
     l->counted_lost = l->counted_idle = false;
     if (l->counted_load) { /* it was not dead: its checkpoint kills nobody */
         struct m_saved *from = m_saved(j, l->from_id);
-        from->deaths -= from->deaths > 0;
-        from->good |= l->counted_aside;
+        if (from) {
+            from->deaths -= from->deaths > 0;
+            from->good |= l->counted_aside;
+        }
         l->counted_load = l->counted_aside = false;
     }
     j->events[EV_resumed]++;
