@@ -602,6 +602,8 @@ static void whatever_comes_the_queue_does_as_the_model(void **state) {
   int64_t did[8] = {0};
   for (int i = 0; i < stories; i++) {
     void *w = NULL;
+    if (thorough)
+        print_message("# PAWL_SEED=%lld\n", (long long)(seed + i));
     assert_int_equal(setup(&w), 0);
     run(w, (uint64_t)(seed + i), ops);
     for (int k = 0; k < 8; k++)
