@@ -62,7 +62,7 @@ static enum MHD_Result conn_body(struct conn *c, const char *data, size_t *size)
         c->state = CONN_RUNNING;
         if (!conn_suspend(c))
             return MHD_NO;
-        conn_run(c, STAGE_BLOCK, LANE_READ);
+        conn_run(c, STAGE_BLOCK, LANE_BULK);
     }
     return MHD_YES;
 }
@@ -85,7 +85,8 @@ static enum MHD_Result conn_dispatch(struct conn *c)
         return conn_answer(c, true);
     }
     if (prepare)
-        conn_run(c, STAGE_PREPARE, LANE_READ);
+        conn_run(c, STAGE_PREPARE,
+                 route->lane == LANE_CHUNK ? LANE_BULK : LANE_READ);
     else
         conn_run(c, STAGE_HANDLE, route->lane);
     return MHD_YES;

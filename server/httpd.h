@@ -10,10 +10,12 @@
  *           commit; each has its own savepoint, rolled back when the handler
  *           fails. The answer leaves after the commit.
  *   CHUNK   one thread, checkpoints.db
+ *   BULK    two threads, read-only connections: uploads and digests
  *
- * A route's `prepare`, if any, runs on a READ thread before a WRITE handler:
- * costly checks that need no write (parse a spec, verify chunks). What it
- * makes goes into req->prepared. A prepare that replies is the end of it.
+ * CHUNK and BULK take what processor the others leave, so that a large save
+ * delays no claim. A route's `prepare`, if any, runs on a READ thread (BULK: for
+ * the CHUNK lane) before the handler: costly checks that need no write (parse a
+ * spec, verify chunks). What it makes goes into req->prepared. A prepare that replies is the end of it.
  * A handler that has nothing to say yet calls reply_wait: the request is parked
  * and the handler runs again when something it named has changed or its time
  * has come; so it must not note (store_notify) what it waits for. A client that
@@ -27,7 +29,7 @@
 #include "server/request.h"
 #include "server/store.h"
 
-enum lane { LANE_READ, LANE_WRITE, LANE_CHUNK };
+enum lane { LANE_READ, LANE_WRITE, LANE_CHUNK, LANE_BULK };
 enum role { ROLE_NONE, ROLE_ANY }; /* ROLE_NONE: no token needed */
 
 struct server; /* options, folders, supervisor: server.h */

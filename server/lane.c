@@ -2,13 +2,16 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include "schema/cleanup.h"
 #include "server/server.h"
 
 /* Tasks of one commit. More would only make the first of them wait longer. */
 #define WRITE_BATCH 128
 #define CHUNK_BATCH 8 /* of up to 1 MiB each: keeps the WAL small */
-#define LANES 3
+#define LANES 4
+#define BULK_THREADS 2
+#define NICE 5 /* of CHUNK and BULK */
 
 struct queue {
     pthread_mutex_t mutex;
@@ -122,18 +125,34 @@ static void run_batch(struct lane_thread *lt, struct task *batch)
         }
         t->done(t);
     }
+    store_fold(lt->st);
+}
+
+/* On Linux a thread has its own priority, and may always lower it. */
+static void set_up_thread(const struct lane_thread *lt)
+{
+    static const char *const names[LANES] = {"pawl-read", "pawl-write",
+                                             "pawl-chunk", "pawl-bulk"};
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), names[lt->lane]);
+    if (lt->lane == LANE_CHUNK || lt->lane == LANE_BULK)
+        setpriority(PRIO_PROCESS, 0, NICE);
+#elif defined(__APPLE__)
+    pthread_setname_np(names[lt->lane]);
+#endif
 }
 
 static void *lane_main(void *arg)
 {
     struct lane_thread *lt = arg;
+    set_up_thread(lt);
     struct queue *q = &lt->lanes->queues[lt->lane];
     int max = lt->lane == LANE_WRITE   ? WRITE_BATCH
               : lt->lane == LANE_CHUNK ? CHUNK_BATCH
                                        : 1;
     struct task *t;
     while ((t = queue_take(q, max))) {
-        if (lt->lane == LANE_READ)
+        if (lt->lane == LANE_READ || lt->lane == LANE_BULK)
             run_plain(lt, t);
         else
             run_batch(lt, t);
@@ -156,6 +175,7 @@ static void lanes_free(struct lanes *l)
     free(l);
 }
 
+/* A writer folds its log back once the answers have left. */
 static int thread_open(struct lane_thread *lt, const char *dir, struct err *err)
 {
     int r;
@@ -170,6 +190,8 @@ static int thread_open(struct lane_thread *lt, const char *dir, struct err *err)
         r = store_open_reader(dir, false, &lt->st, err);
         break;
     }
+    if (r >= 0 && (lt->lane == LANE_WRITE || lt->lane == LANE_CHUNK))
+        store_fold_later(lt->st);
     return r;
 }
 
@@ -185,18 +207,20 @@ int lanes_new(const char *dir, struct server *server, int readers,
         pthread_cond_init(&l->queues[i].more, NULL);
         l->queues[i].tail = &l->queues[i].head;
     }
-    l->threads = calloc((size_t)readers + 2, sizeof(*l->threads));
+    l->threads =
+        calloc((size_t)readers + 2 + BULK_THREADS, sizeof(*l->threads));
     if (!l->threads) {
         lanes_free(l);
         return err_set(err, ERR_NOMEM, "no memory for the lanes");
     }
-    l->n_threads = readers + 2;
+    l->n_threads = readers + 2 + BULK_THREADS;
     /* the writers first: they create and migrate what readers open */
     for (int i = 0; i < l->n_threads; i++) {
         l->threads[i].lanes = l;
-        l->threads[i].lane = i == 0   ? LANE_WRITE
-                             : i == 1 ? LANE_CHUNK
-                                      : LANE_READ;
+        l->threads[i].lane = i == 0            ? LANE_WRITE
+                             : i == 1          ? LANE_CHUNK
+                             : i < 2 + readers ? LANE_READ
+                                               : LANE_BULK;
         int r = thread_open(&l->threads[i], dir, err);
         if (r < 0) {
             lanes_free(l);

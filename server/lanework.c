@@ -1,7 +1,8 @@
 /* lanework.c - what a connection has done on the lanes, and what follows.
  *
- *   BLOCK    a block of an upload goes to disk while more of it comes   READ
+ *   BLOCK    a block of an upload goes to disk while more of it comes   BULK
  *   PREPARE  parse a large body, end the upload, the route's prepare    READ
+ *            (for the CHUNK lane: check the digest)                     BULK
  *   HANDLE   the handler                                    the route's lane
  *   READ     fill the window of a body that is being sent               READ
  *   STREAM   ask a stream for more                                      READ

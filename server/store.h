@@ -99,9 +99,14 @@ int store_copy_chunks(struct store *from, const char *path, struct store **ret,
 
 /* ---- sizes ---- */
 
-/* A writer's WAL is folded back from so many bytes on, and stays under a few
- * times as many; before store_open. */
+/* The WAL of pawl.db is folded back from so many bytes on (that of checkpoints.db
+ * from eight times as many), and stays under a few times as many; before
+ * store_open. Nothing else is written meanwhile, so it is little at a time. */
 extern int store_wal_bytes;
+/* That is part of the commit, unless fold_later was called: then store_fold does
+ * it, when what waited for the commit has been told. */
+void store_fold_later(struct store *st);
+void store_fold(struct store *st);
 
 struct store_sizes {
     int64_t db_bytes, wal_bytes;

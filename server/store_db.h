@@ -24,8 +24,11 @@ struct store {
     int depth; /* of open transactions */
     bool full; /* the disk was, since the WAL was folded back last */
     unsigned notices;
-    int wal_pages; /* fold the WAL back from so many on */
-    int wal_most;  /* and wait for readers from so many on */
+    int wal_now;    /* pages in the WAL after the newest commit */
+    bool wal_later; /* fold it back in store_fold alone */
+    int wal_pages;  /* fold the WAL back from so many on */
+    int wal_first;  /* and wait for readers from so many on, */
+    int wal_most;   /* or later: they did not end the last time */
 };
 
 /* What SQLite said, as one of ours. */

@@ -11,7 +11,9 @@
 #include "server/assets.h"
 #include "server/store_db.h"
 
-#define WAL_MOST 4                /* times store_wal_bytes */
+#define WAL_MOST 16  /* times store_wal_bytes */
+#define WAL_CHUNKS 8 /* the same, where chunks fold back */
+#define WAL_CHUNKS_MOST 32
 #define WAL_WAIT_MS 50            /* for readers; writers wait meanwhile */
 #define APPLICATION_ID 0x7061776c /* "pawl" */
 /* quick_check reads the whole file: only where that takes a moment. */
@@ -267,34 +269,55 @@ static int migrate(struct store *st, bool chunks, struct err *err)
     return r;
 }
 
-int store_wal_bytes = 4 << 20;
+int store_wal_bytes = 1 << 20;
 
-/* After each commit. Folded back it is as SQLite would do it, past no reader;
+/* Folded back it is as SQLite would do it, past no reader;
  * but where there is always some reader, the WAL never begins anew. So beyond
  * wal_most wait for the readers of the moment: those that come later find all
  * in the file and need no WAL. One that stays (a copy) is asked again only once
  * as much has been written again. */
-static int on_commit(void *arg, sqlite3 *db, const char *name, int pages)
+static void fold(struct store *st)
 {
-    struct store *st = arg;
+    sqlite3 *db = st->db;
+    int pages = st->wal_now;
     if (pages < st->wal_pages)
-        return SQLITE_OK;
-    int first = st->wal_pages * WAL_MOST;
+        return;
+    int first = st->wal_first;
     if (pages < first)
         st->wal_most = first;
     bool wait = pages >= st->wal_most;
     if (wait)
         sqlite3_busy_timeout(db, WAL_WAIT_MS);
-    int rc = sqlite3_wal_checkpoint_v2(
-        db, name, wait ? SQLITE_CHECKPOINT_TRUNCATE : SQLITE_CHECKPOINT_PASSIVE,
-        NULL, NULL);
+    int rc = sqlite3_wal_checkpoint_v2(db, "main",
+                                       wait ? SQLITE_CHECKPOINT_TRUNCATE
+                                            : SQLITE_CHECKPOINT_PASSIVE,
+                                       NULL, NULL);
     if (wait) {
         sqlite3_busy_timeout(db, BUSY_MS);
         st->wal_most = rc == SQLITE_OK ? first : pages + first;
     }
-    /* what could not be folded back now is tried again at the next commit,
-     * which is kept whatever this said */
+    /* what could not be folded back now is tried again after the next commit;
+     * each is kept whatever this said */
+    st->wal_now = 0;
+}
+
+static int on_commit(void *arg, sqlite3 *db, const char *name, int pages)
+{
+    struct store *st = arg;
+    st->wal_now = pages;
+    if (!st->wal_later)
+        fold(st);
     return SQLITE_OK;
+}
+
+void store_fold_later(struct store *st)
+{
+    st->wal_later = true;
+}
+
+void store_fold(struct store *st)
+{
+    fold(st);
 }
 
 /* Both hold only before the first page is written. */
@@ -330,11 +353,12 @@ static int open_writer(struct store *st, const char *dir, bool chunks,
         r = db_exec(st, "PRAGMA temp_store=MEMORY", err);
     if (r < 0)
         return r;
-    st->wal_pages =
-        chunks ? 2 * store_wal_bytes / 65536 : store_wal_bytes / 4096;
+    st->wal_pages = chunks ? WAL_CHUNKS * store_wal_bytes / CHUNK_PAGE
+                           : store_wal_bytes / 4096;
     if (st->wal_pages < 1)
         st->wal_pages = 1;
-    st->wal_most = st->wal_pages * WAL_MOST;
+    st->wal_first = st->wal_most =
+        st->wal_pages * (chunks ? WAL_CHUNKS_MOST / WAL_CHUNKS : WAL_MOST);
     sqlite3_wal_hook(st->db, on_commit, st);
     r = check(st, err);
     return r < 0 ? r : migrate(st, chunks, err);

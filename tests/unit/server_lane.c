@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 #include "frail_vfs.h"
@@ -205,6 +206,68 @@ static void notices_of_a_failure_are_dropped(void **state)
     assert_true(atomic_load(&notices) <= 3);
 }
 
+static int64_t file_bytes(void)
+{
+    char path[128];
+    struct stat sb;
+    snprintf(path, sizeof(path), "%s/pawl.db", dir);
+    assert_int_equal(stat(path, &sb), 0);
+    return sb.st_size;
+}
+
+struct large {
+    struct task task; /* first */
+    int64_t bytes;    /* of the file when its answer left */
+    atomic_bool over;
+};
+
+/* As much as the log may hold, all of it new pages. */
+static int large_run(struct task *t, struct ctx *ctx, struct err *e)
+{
+    char hash[1001];
+    for (int i = 0; i < 2000; i++) {
+        snprintf(hash, sizeof(hash), "%01000d", i);
+        CLEANUP(stmt_end) struct stmt q = stmt_use(ctx->st, SQL_SESSION_ADD);
+        stmt_text(&q, ":hash", hash);
+        stmt_int(&q, ":now", 1);
+        stmt_int(&q, ":ends", 1000);
+        int64_t r = stmt_run(&q, e);
+        if (r < 0)
+            return (int)r;
+    }
+    return 0;
+}
+
+static void large_done(struct task *t)
+{
+    struct large *l = (struct large *)t;
+    l->bytes = file_bytes();
+    atomic_store(&l->over, true);
+}
+
+static int nothing_run(void *arg, struct ctx *ctx, struct err *e)
+{
+    return 0;
+}
+
+static void the_log_is_folded_back_once_the_answers_have_left(void **state)
+{
+    struct large l = {.task = {.run = large_run, .done = large_done}};
+    assert_int_equal(lanes_call(lanes, LANE_WRITE, nothing_run, NULL, &err), 0);
+    int64_t before = file_bytes();
+    lanes_put(lanes, LANE_WRITE, &l.task);
+    /* the next one comes after the fold */
+    assert_int_equal(lanes_call(lanes, LANE_WRITE, nothing_run, NULL, &err), 0);
+    if (!atomic_load(&l.over)) /* both shared a commit */
+        assert_int_equal(lanes_call(lanes, LANE_WRITE, nothing_run, NULL, &err),
+                         0);
+    assert_int_equal(lanes_call(lanes, LANE_WRITE, nothing_run, NULL, &err), 0);
+    assert_true(atomic_load(&l.over));
+    assert_int_equal(l.task.result, 0);
+    assert_int_equal(l.bytes, before);
+    assert_true(file_bytes() > before + 1000000);
+}
+
 static void readers_run_side_by_side(void **state)
 {
     /* one of the two readers is held up; the other one answers */
@@ -315,6 +378,7 @@ int main(void)
         TEST(a_broken_statement_harms_no_other),
         TEST(an_answer_is_durable_when_it_is_given),
         TEST(notices_of_a_failure_are_dropped),
+        TEST(the_log_is_folded_back_once_the_answers_have_left),
         TEST(readers_run_side_by_side),
         TEST(a_call_brings_its_error_back),
         TEST(a_disk_that_fills_up_within_a_batch_is_told_to_all_of_it),
