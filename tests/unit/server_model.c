@@ -1,7 +1,8 @@
 /* Thousands of random operations, by clients and workers whose messages are
  * lost, repeated, late and out of order, on a server that crashes, restarts and
- * whose clocks jump, next to a model (queue_model.h, model_moves.h) that says what
- * of each. After each one the files are read behind the server's back:
+ * whose clocks jump, next to a model (queue_model.h, model_moves.h) that says
+ * what should come of each. After each one the files are read behind the
+ * server's back:
  *
  *   every row is as the model has it: states, tokens, budgets, checkpoints
  *   a cycle has one live lease when it is leased, and none else; the newest
