@@ -51,6 +51,7 @@ struct saver {
     bool owed;                 /* it was not saved */
     double again;              /* not before */
     double room_told;          /* when the log spoke of it; 0: there was room */
+    int64_t room_bytes;        /* there was none for */
     bool waits_told, stream_told;
 
     bool running;
@@ -321,8 +322,10 @@ static int settle(struct saver *s, const struct making *m, int r,
         return 0;
     beat_say(s->o.beat, "warning", "step %" PRId64 " is not saved yet: %s",
              m->at.step, why->text);
-    if (r == ERR_NOSPACE)
+    if (r == ERR_NOSPACE) {
         s->room_told = now;
+        s->room_bytes = m->bytes;
+    }
     return 0;
 }
 
@@ -399,6 +402,20 @@ static int stream(struct saver *s, const struct progress *p, struct err *err)
     return settle(s, &m, r, &why, err);
 }
 
+/* There was no room last time: is there now? No copy is made for a no, which is
+ * 1 here. */
+static int ask_ahead(struct saver *s, const struct progress *p, struct err *err)
+{
+    struct making m = making_new(s, p, s->client);
+    struct err why = {0};
+    m.bytes = s->room_bytes;
+    int r = ask_room(&m, &why);
+    if (r == 0)
+        return 0;
+    r = settle(s, &m, r, &why, err);
+    return r < 0 ? r : 1;
+}
+
 int saver_boundary(struct saver *s, const struct progress *p, int every,
                    const struct memory *m, const struct thresholds *t,
                    struct err *err)
@@ -420,12 +437,16 @@ int saver_boundary(struct saver *s, const struct progress *p, int every,
         s->waits_told = true;
         return 0;
     }
+    int r = s->room_told ? ask_ahead(s, p, err) : 0;
+    if (r)
+        return r < 0 ? r : 0;
     s->taken = p->micro_batches;
+    s->owed = false;
     char why[256];
     if (memory_allows(m, t, trainer_state_bytes(s->o.trainer), why,
                       sizeof why)) {
         struct err refused = {0};
-        int r = launch(s, p, &refused);
+        r = launch(s, p, &refused);
         if (r == 0)
             return 1;
         if (r != ERR_NOMEM && r != ERR_OOM) {
@@ -440,7 +461,7 @@ int saver_boundary(struct saver *s, const struct progress *p, int every,
                  "copied, for %s",
                  (double)trainer_state_bytes(s->o.trainer) / MB, why);
     s->stream_told = true;
-    int r = stream(s, p, err);
+    r = stream(s, p, err);
     return r < 0 ? r : 1;
 }
 
