@@ -100,7 +100,7 @@ int store_copy_chunks(struct store *from, const char *path, struct store **ret,
 /* ---- sizes ---- */
 
 /* The WAL of pawl.db is folded back from so many bytes on (that of checkpoints.db
- * from eight times as many), and stays under a few times as many; before
+ * from four times as many), and stays under a few times as many; before
  * store_open. Nothing else is written meanwhile, so it is little at a time. */
 extern int store_wal_bytes;
 /* That is part of the commit, unless fold_later was called: then store_fold does

@@ -11,9 +11,9 @@
 #include "server/assets.h"
 #include "server/store_db.h"
 
-#define WAL_MOST 16  /* times store_wal_bytes */
-#define WAL_CHUNKS 8 /* the same, where chunks fold back */
-#define WAL_CHUNKS_MOST 32
+#define WAL_MOST 8   /* times store_wal_bytes */
+#define WAL_CHUNKS 4 /* the same, where chunks fold back */
+#define WAL_CHUNKS_MOST 16
 #define WAL_WAIT_MS 50            /* for readers; writers wait meanwhile */
 #define APPLICATION_ID 0x7061776c /* "pawl" */
 /* quick_check reads the whole file: only where that takes a moment. */
@@ -269,7 +269,7 @@ static int migrate(struct store *st, bool chunks, struct err *err)
     return r;
 }
 
-int store_wal_bytes = 1 << 20;
+int store_wal_bytes = 2 << 20;
 
 /* Folded back it is as SQLite would do it, past no reader;
  * but where there is always some reader, the WAL never begins anew. So beyond
