@@ -1,8 +1,9 @@
 /* lane.h - the threads that handlers run on, and their queues.
  *
- * A lane takes tasks in order. The WRITE lane takes all that wait at once, runs
- * each in its own savepoint inside one BEGIN IMMEDIATE, commits, and only then
- * tells them so: that is the group commit. */
+ * A lane takes tasks in order. WRITE and CHUNK take all that wait at once, run
+ * each in its own savepoint inside one BEGIN IMMEDIATE, commit, and only then
+ * tell them so: that is the group commit. The log is folded back after that, so
+ * that no answer waits for it. CHUNK and BULK run at a lower priority. */
 #pragma once
 #include <stdint.h>
 #include "server/httpd.h"

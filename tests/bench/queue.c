@@ -190,14 +190,24 @@ static const char release_text[] =
     " \"error\": {\"code\": \"torch\", \"detail\": \"enough\","
     " \"final\": true}}";
 
+/* A figure of the claim's answer, found without parsing all of it: the cores
+ * are the server's. */
+static int64_t figure(struct buf *b, const char *name)
+{
+    buf_add(b, "", 1);
+    const char *lease = strstr(b->data, "\"lease\"");
+    const char *at = lease ? strstr(lease, name) : NULL;
+    const char *digits = at ? strpbrk(at + strlen(name), "0123456789}") : NULL;
+    if (!digits || *digits == '}')
+        die("no %s in %.300s", name, b->data);
+    return atoll(digits);
+}
+
 static void end_lease(struct http *h, struct buf *body)
 {
     char path[96];
-    int64_t id, token;
-    AUTO_JSON json_t *claim = json_loadb(h->body.data, h->body.len, 0, NULL);
-    const json_t *lease = json_object_get(claim, "lease");
-    id = json_integer_value(json_object_get(lease, "id"));
-    token = json_integer_value(json_object_get(lease, "token"));
+    int64_t id = figure(&h->body, "\"id\"");
+    int64_t token = figure(&h->body, "\"token\"");
     buf_clear(body);
     buf_addf(body, release_text, (int)token);
     snprintf(path, sizeof(path), "/v1/leases/%" PRId64 "/release", id);
