@@ -6,7 +6,7 @@
  *                                  failed
  *
  * The server stores chunks one after the other, and each waits for its commit:
- * with a few under way the next is there when it is wanted, and the caller fills
+ * with some under way the next is there when it is wanted, and the caller fills
  * and digests one more meanwhile. Their order does not matter, for a chunk is
  * named by its digest. What the server is likely to have (it was in the state
  * before) is asked for first, and sent only when it is not there, or not whole;
@@ -21,7 +21,9 @@
 #include "schema/err.h"
 #include "worker/client.h"
 
-#define FLIGHT_SLOTS 4
+/* As many as the server commits together. 600 MB on 2 busy cores: 80 MB/s with
+ * one under way, 140 with 4, 165 with 8, no more with 12. */
+#define FLIGHT_SLOTS 8
 
 struct flight;
 

@@ -47,18 +47,18 @@ test('a state that was copied and written beside training is the state of its st
   });
 });
 
-test('training goes on while chunks do not get through; four at a time are under way; the next save waits for the one', async () => {
+test('training goes on while chunks do not get through; eight at a time are under way; the next save waits for the one', async () => {
   await withProxy(async (s, p) => {
     await s.upload('tiny', { 'a.jsonl': tinyShard(20_000) });
     // a state of several chunks
-    const spec = tinySpec({ model: { d_model: 256, layers: 2, heads: 2, ff: 512 }, runtime: { checkpoint_every: 3, keep: 1000 } });
+    const spec = tinySpec({ model: { d_model: 256, layers: 3, heads: 2, ff: 1024 }, runtime: { checkpoint_every: 3, keep: 1000 } });
     const job = await s.submit(spec);
     p.hold = isChunk;
     const w = through(s, p);
-    await until('four chunks to be held', () => p.held.length >= 4);
+    await until('eight chunks to be held', () => p.held.length >= 8);
     const at = (await s.job(job.id)).progress.step;
     const { progress } = await s.waitJob(job.id, 'further', (j) => j.progress.step >= at + 10);
-    assert.equal(p.most, 4);
+    assert.equal(p.most, 8);
     assert.deepEqual(await s.checkpoints(job.id), []);
     p.letGo();
     // what was put off is saved as soon as the one before it is there
@@ -74,7 +74,7 @@ test('training goes on while chunks do not get through; four at a time are under
     const said = await logs(s, job.id);
     assert.ok(said.some((l) => /^step 6 is not saved: the save of step 3 is still under way/.test(l)), said.join('\n'));
     assert.equal(said.filter((l) => /the save of step 3 is still under way/.test(l)).length, 1);
-    assert.equal(p.most, 4);
+    assert.equal(p.most, 8);
   });
 });
 
@@ -82,16 +82,16 @@ for (const [how, break_off] of [['SIGTERM', (s, w) => signal(w.pid, 'SIGTERM')],
   test(`${how} while a save is under way: it is broken off, a newer state is saved, and the result is the same`, async () => {
     await withProxy(async (s, p) => {
       await s.upload('tiny', { 'a.jsonl': tinyShard(2000) });
-      const spec = tinySpec({ model: { d_model: 256, layers: 2, heads: 2, ff: 512 }, runtime: { checkpoint_every: 5, keep: 100 } });
+      const spec = tinySpec({ model: { d_model: 256, layers: 3, heads: 2, ff: 1024 }, runtime: { checkpoint_every: 5, keep: 100 } });
       const one = await s.submit(merge(spec, { runtime: { checkpoint_every: 0 } }));
       assert.equal((await s.runWorker()).code, 0);
       const whole = await s.result(one.id);
       const job = await s.submit(spec);
       // chunks of the first save are held, those of the next one are not
       let held = 0;
-      p.hold = (r) => isChunk(r) && held < 4 && ++held > 0;
+      p.hold = (r) => isChunk(r) && held < 8 && ++held > 0;
       const w = through(s, p);
-      await until('chunks to be held', () => held === 4);
+      await until('chunks to be held', () => held === 8);
       const at = await s.waitJob(job.id, 'further', (j) => j.progress.step >= 8);
       await break_off(s, w, job.id);
       const end = await w.ended; // nobody lets go of what is held
