@@ -137,7 +137,10 @@ SQL(CYCLE_WHY, "SELECT " CYCLE_SAYS " FROM cycles c"
                " LEFT JOIN unfit u ON u.need = c.need WHERE c.id = :id")
 SQL(CYCLE_NEXT, "SELECT 1 + coalesce(max(number), 0) FROM cycles"
                 " WHERE job_id = :job")
+/* whoever held it before does not come back to it: what he holds has been let
+ * go of (LEASE_HOLDERS) */
 SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
+                 " token = token + (token > 0),"
                  " failures = 0, lost = 0, no_progress = 0,"
                  " not_before_ms = NULL, reason = iif(parked_ms IS NULL,"
                  " 'waits for a worker', 'waits for room on disk'),"

@@ -406,3 +406,13 @@ static void check_all(void)
     }
     sqlite3_exec(g.db, "COMMIT", NULL, NULL, NULL);
 }
+
+/* Is the checkpoint there? */
+static bool stands(int64_t id)
+{
+    sqlite3_stmt *q = ask("SELECT 1 FROM checkpoints WHERE id = ?");
+    sqlite3_bind_int64(q, 1, id);
+    bool yes = sqlite3_step(q) == SQLITE_ROW;
+    sqlite3_finalize(q);
+    return yes;
+}

@@ -295,15 +295,6 @@ static bool is_needed(struct m_job *j, struct m_cycle *c, int at)
     return of_job < 2 || (c->state != DONE && newer < 2);
 }
 
-static bool stands(int64_t id)
-{
-    sqlite3_stmt *q = ask("SELECT 1 FROM checkpoints WHERE id = ?");
-    sqlite3_bind_int64(q, 1, id);
-    bool yes = sqlite3_step(q) == SQLITE_ROW;
-    sqlite3_finalize(q);
-    return yes;
-}
-
 static void lets_go(void)
 {
     struct world *w = g.w;

@@ -155,10 +155,15 @@ static inline int m_retry(struct model *m, int64_t id)
             continue;
         c->state = WAITING;
         c->failures = c->lost = c->idle = 0;
-        c->not_before = 0; /* one that is parked waits for room still */
+        c->not_before = 0;        /* one that is parked waits for room still */
+        c->token += c->token > 0; /* who held it does not come back */
     }
     j->events[EV_retried]++;
     m_settle(m, j);
+    for (int i = 0; i < M_JOBS; i++) /* they say something else now */
+        for (int k = 0; k < M_AFTER; k++)
+            if (m->job[i].there && m->job[i].after[k] == id)
+                m_settle(m, &m->job[i]);
     return 0;
 }
 

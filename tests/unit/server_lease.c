@@ -508,6 +508,26 @@ a_loader_that_was_only_silent_leaves_its_checkpoint_good(void **state)
     assert_int_equal(a.step, 4);
 }
 
+static void
+who_was_lost_does_not_come_back_to_a_job_that_is_tried_again(void **state)
+{
+    struct world *w = *state;
+    CLEANUP(worker_drop) struct worker a = {.name = "a"};
+    put_records(w);
+    int64_t id = submit(w, "{\"limits\": {\"lost\": 1}}");
+    assert_int_equal(claims(w, &a), 1);
+    w->mono += 31000;
+    assert_int_equal(lease_tick(w->st, w->now, w->mono, &w->err), 1);
+    expect_job(w, id, "failed", "kills its workers");
+    must(job_retry(w->st, id, w->now, &w->err));
+    expect_job(w, id, "queued", NULL);
+    /* its chunks are swept by now */
+    assert_int_equal(beats(w, &a, NULL, NULL), ERR_STALE);
+    assert_int_equal(claims(w, &a), 1);
+    assert_int_equal(a.token, 3);
+    must(saves(w, &a, 6, FINISHED, NULL));
+}
+
 static void a_checkpoint_removed_under_way_does_not_stop_the_next(void **state)
 {
     struct world *w = *state;
@@ -746,6 +766,7 @@ int main(void)
         TEST(a_damaged_checkpoint_is_set_aside_for_the_one_before),
         TEST(a_checkpoint_that_kills_its_loader_twice_is_set_aside),
         TEST(a_loader_that_was_only_silent_leaves_its_checkpoint_good),
+        TEST(who_was_lost_does_not_come_back_to_a_job_that_is_tried_again),
         TEST(a_checkpoint_removed_under_way_does_not_stop_the_next),
         TEST(a_canceled_job_is_not_failed_on_the_way),
         TEST(a_changed_fingerprint_ends_the_bit_exact_tier),
