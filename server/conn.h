@@ -32,6 +32,7 @@
 #define QUERY_MAX 16
 #define SEGMENTS_MAX 12
 #define WINDOW (512 * KiB) /* of a reply_body, read at a time */
+#define SPARES 4           /* buffers kept */
 
 enum conn_state {
     CONN_NEW,
@@ -105,7 +106,10 @@ struct listener {
     int fd;
     bool is_unix;
     char name[320];
-    struct conn *fresh; /* the event thread's own */
+    /* the event thread's own */
+    struct conn *fresh;
+    struct buf spare[SPARES]; /* for bodies of about a chunk's size */
+    int n_spare;
 };
 
 struct httpd {

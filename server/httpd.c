@@ -20,7 +20,10 @@
  * finish writing and read the answer; then the connection is cut. */
 #define DRAIN_MAX (64 * MiB)
 #define PARSE_HERE (64 * KiB) /* larger JSON is parsed on a READ thread */
-#define STOP_MS 5000          /* for answers under way when the server stops */
+/* Buffers for bodies that are kept for the next ones. */
+#define SPARE_MIN (256 * KiB)
+#define SPARE_MAX (2 * MiB)
+#define STOP_MS 5000 /* for answers under way when the server stops */
 
 /* ---- a connection, from call to call ---- */
 
@@ -33,6 +36,31 @@ void fresh_drop(struct conn *c)
         c->fresh_next->fresh_at = c->fresh_at;
     c->fresh_next = NULL;
     c->fresh_at = NULL;
+}
+
+/* A chunk comes in dozens of pieces: it is not to be moved each time it grows,
+ * nor to have its pages made anew. */
+static void body_room(struct conn *c)
+{
+    struct listener *l = c->listener;
+    size_t want = c->declared < WIRE_BLOCK_BYTES ? (size_t)c->declared
+                                                 : (size_t)WIRE_BLOCK_BYTES;
+    if (want >= SPARE_MIN && l->n_spare)
+        c->req.body = l->spare[--l->n_spare];
+    buf_reserve(&c->req.body, want); /* where it fails, buf_add will say so */
+}
+
+static void body_release(struct conn *c)
+{
+    struct listener *l = c->listener;
+    struct buf *b = &c->req.body;
+    if (b->cap < SPARE_MIN || b->cap > SPARE_MAX || l->n_spare == SPARES) {
+        buf_release(b);
+        return;
+    }
+    buf_clear(b);
+    l->spare[l->n_spare++] = *b;
+    *b = (struct buf){0};
 }
 
 /* Bytes of the body came. */
@@ -50,6 +78,8 @@ static enum MHD_Result conn_body(struct conn *c, const char *data, size_t *size)
     bool stream = c->route->flags & ROUTE_STREAM;
     if (stream && c->req.body.len + take > WIRE_BLOCK_BYTES)
         take = WIRE_BLOCK_BYTES - c->req.body.len;
+    if (!c->req.body.cap && c->declared > 0)
+        body_room(c);
     if (buf_add(&c->req.body, data, take) < 0) {
         err_set(&err, ERR_NOMEM, "no memory for the body");
         reply_problem(&c->reply, &err, 500);
@@ -194,7 +224,7 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     if (c->req.prepared && c->req.prepared_free)
         c->req.prepared_free(c->req.prepared);
     json_decref(c->req.json);
-    buf_release(&c->req.body);
+    body_release(c);
     buf_release(&c->window);
     for (int i = 0; i < PARAMS_MAX; i++)
         free(c->params[i].name);
@@ -385,6 +415,8 @@ void httpd_free(struct httpd *h)
         return;
     for (size_t i = 0; i < h->n_listeners; i++) {
         struct listener *l = &h->listeners[i];
+        while (l->n_spare)
+            buf_release(&l->spare[--l->n_spare]);
         if (l->fd < 0)
             continue;
         close(l->fd);
