@@ -337,6 +337,10 @@ static int put_chunks(struct put *puts)
         wait_for(&puts[i].over);
         refused += puts[i].task.result < 0;
     }
+    /* the first one waits for the log to be folded back, the second for what
+     * the first may have left to fold */
+    for (int i = 0; i < 2; i++)
+        lanes_call(lanes, LANE_CHUNK, nothing_run, NULL, NULL);
     return refused;
 }
 
