@@ -24,6 +24,7 @@ const option = (name, otherwise) => {
 const JOBS = Number(option('jobs', 6000));
 const only = option('only', 'claims,busy,states,lists').split(',');
 const CLIENTS = 32;
+const FLIGHT = 8; // chunks under way at a time, as in worker/flight.h
 const dir = fs.mkdtempSync(path.join(option('dir', os.tmpdir()), 'pawl-bench-'));
 process.on('exit', () => fs.rmSync(dir, { recursive: true, force: true }));
 
@@ -101,7 +102,7 @@ async function busy() {
       idles.push(await bench(['claims', s.url, s.token, CLIENTS, 500]));
       left -= 500;
       let saved = null;
-      const save = bench(['save', s.url, s.token, 1024, 4]).then((x) => { saved = x; });
+      const save = bench(['save', s.url, s.token, 1024, FLIGHT]).then((x) => { saved = x; });
       await new Promise((ok) => { setTimeout(ok, 500); }); // its bytes are being made
       while (!saved && left >= 500) {
         rounds.push(await bench(['claims', s.url, s.token, CLIENTS, 500]));
@@ -132,15 +133,15 @@ async function states() {
       saves.push(saved);
       loads.push(await bench(['load', s.url, s.token, saved.checkpoint]));
     });
-    await withJobs(1, async (s) => { wide.push(await bench(['save', s.url, s.token, MB, 4])); });
+    await withJobs(1, async (s) => { wide.push(await bench(['save', s.url, s.token, MB, FLIGHT])); });
   }
   const of = (list, key) => list.map((r) => r[key]).sort((a, b) => a - b)[Math.floor(list.length / 2)];
   const saved = of(saves, 'mb_per_s'), loaded = of(loads, 'mb_per_s');
   const folded = of(bares, 'folded_mb_per_s'), read = of(bares, 'read_mb_per_s');
   say(`write + fsync of ${MB} MB, MB/s (of 3 the middle)`, of(files, 'write_mb_per_s'), `read ${of(files, 'read_mb_per_s')}`);
   say('bare SQLite, 64 KiB pages, FULL, a commit per MiB, MB/s', folded, `with its WAL folded in; read ${read}`);
-  say('save through pawld, four chunks under way, MB/s', of(wide, 'mb_per_s'), `${(of(wide, 'mb_per_s') / folded).toFixed(2)} of bare SQLite`);
-  say('save through pawld, MB/s', saved, `${(saved / folded).toFixed(2)} of bare SQLite (goal 0.7), ${(saved / of(files, 'write_mb_per_s')).toFixed(2)} of the file`);
+  say('save through pawld, as a worker sends it, MB/s', of(wide, 'mb_per_s'), `${(of(wide, 'mb_per_s') / folded).toFixed(2)} of bare SQLite (goal 0.7), ${(of(wide, 'mb_per_s') / of(files, 'write_mb_per_s')).toFixed(2)} of the file`);
+  say('save through pawld, one chunk at a time, MB/s', saved, `${(saved / folded).toFixed(2)} of bare SQLite`);
   say('load through pawld, MB/s', loaded, `${(loaded / read).toFixed(2)} of bare SQLite, ${(loaded / of(files, 'read_mb_per_s')).toFixed(2)} of the file`);
 }
 
