@@ -290,6 +290,8 @@ int dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
              "fit the spec; the first: %s",
              s.bad, s.bad + s.records, s.first_bad);
     warn_of_memory(warnings, &f, &need);
+    if (!json_array_size(able) && json_array_size(others))
+        warn(warnings, "none of the workers there can train it");
     *ret = json_pack("{sO ss sI sI sI ss so sO sO sO}", "spec", spec->resolved,
                      "signature", spec->signature, "parameters",
                      spec_parameters(spec), "records", records, "steps",

@@ -190,9 +190,8 @@ int job_if_match(struct store *st, int64_t id, const char *header,
         p += n;
     }
     return err_set(err, ERR_PRECONDITION,
-                   "job %" PRId64
-                   " has changed since: its ETag is %s now. Read "
-                   "it again",
+                   "the ETag of job %" PRId64
+                   " is %s now, and If-Match names another: read it again",
                    id, own);
 }
 

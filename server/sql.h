@@ -73,12 +73,14 @@ SQL(DOOMED_FIND, "SELECT 1 FROM doomed_files WHERE path = :path")
 #ifndef CYCLE_COLUMNS
 #define CYCLE_COLUMNS                                                          \
     "SELECT id, job_id, number, state, token, step_base, initial_id, records," \
-    " epochs, steps, step, saved_step, best_step, failures, lost, no_progress," \
+    " epochs, steps, step, saved_step, best_step, failures, lost, "            \
+    "no_progress,"                                                             \
     " not_before_ms, checkpoint_id, signature, data_digest, model_sha256,"     \
     " parked_ms FROM cycles "
 #define CYCLE_SHOWN                                                            \
     "SELECT id, number, state, phase, reason, step, steps, data_digest,"       \
-    " signature, model_sha256, records, epochs, checkpoint_id, failures, lost," \
+    " signature, model_sha256, records, epochs, checkpoint_id, failures, "     \
+    "lost,"                                                                    \
     " no_progress, created_ms, started_ms, ended_ms FROM cycles "
 #endif
 /* why it waits, and when it could be claimed but fits nobody that as well */
@@ -161,7 +163,8 @@ SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
     " c.no_progress, c.skipped, c.bad, l.id, l.worker, l.stage, l.started_ms," \
     " (SELECT count(*) FROM cycles d WHERE d.job_id = j.id"                    \
     "  AND d.state = 'done'), j.sweep_id, j.sweep_values, j.not_before_ms,"    \
-    " j.edit, c.parked_ms, c.parked_missing, iif(l.stalled IS NULL, NULL, l.moved_ms)"        \
+    " j.edit, c.parked_ms, c.parked_missing, iif(l.stalled IS NULL, NULL, "    \
+    "l.moved_ms)"                                                              \
     " FROM jobs j LEFT JOIN cycles c ON c.job_id = j.id AND c.number ="        \
     "  coalesce((SELECT min(number) FROM cycles o WHERE o.job_id = j.id"       \
     "            AND o.ended_ms IS NULL),"                                     \
@@ -194,7 +197,8 @@ SQL(JOB_PLACE, "SELECT (SELECT count(*) FROM cycles o"
                "  AND (o.priority > c.priority OR (o.priority = c.priority"
                "   AND (o.front > c.front OR (o.front = c.front"
                "    AND o.id < c.id))))) FROM cycles c WHERE c.job_id = :id"
-               " AND c.since_ms IS NOT NULL")
+               " AND c.since_ms IS NOT NULL AND NOT EXISTS (SELECT 1"
+               "  FROM unfit u WHERE u.need = c.need AND u.why <> '')")
 SQL(JOB_ADD, "INSERT INTO jobs(name, kind, state, spec, signature, dataset,"
              " cycles, parameters, priority, labels, runtime, not_before_ms,"
              " sweep_id, sweep_values, created_ms)"
@@ -366,11 +370,10 @@ SQL(TURN_NEXT,
     " LEFT JOIN owners o ON o.owner = c.owner WHERE c.since_ms IS NOT NULL"
     " AND (c.owner, c.priority, c.need) > (:owner, :priority, :need || '~')"
     " ORDER BY c.owner, c.priority, c.need, c.front DESC, c.id LIMIT 1")
-SQL(TURN_BEHIND,
-    "SELECT id, front FROM cycles WHERE since_ms IS NOT NULL"
-    " AND owner = :owner AND priority = :priority AND need = :need"
-    " AND (front < :front OR (front = :front AND id > :id))"
-    " ORDER BY front DESC, id LIMIT 1")
+SQL(TURN_BEHIND, "SELECT id, front FROM cycles WHERE since_ms IS NOT NULL"
+                 " AND owner = :owner AND priority = :priority AND need = :need"
+                 " AND (front < :front OR (front = :front AND id > :id))"
+                 " ORDER BY front DESC, id LIMIT 1")
 SQL(CYCLE_SINCE_MEND, "UPDATE cycles SET since_ms = :now"
                       " WHERE since_ms IS NOT NULL AND since_ms > :now")
 SQL(SERVED_MEND, "UPDATE served SET at_ms = :now WHERE at_ms > :now")
@@ -465,9 +468,9 @@ SQL(MEMORY_LEASES, "SELECT id, samples FROM leases WHERE job_id = :job"
     "SELECT lease_id, at_ms, step, allocated, device, rss, available, swap,"   \
     " shapes FROM memory WHERE job_id = :job "
 #endif
-SQL(MEMORY_ALL, MEMORY_COLUMNS
-    "AND (lease_id, at_ms, step) > (:lease, :at, :step)"
-    " ORDER BY lease_id, at_ms, step LIMIT :limit")
+SQL(MEMORY_ALL,
+    MEMORY_COLUMNS "AND (lease_id, at_ms, step) > (:lease, :at, :step)"
+                   " ORDER BY lease_id, at_ms, step LIMIT :limit")
 SQL(MEMORY_FROM, MEMORY_COLUMNS "AND lease_id = :lease AND at_ms >= :at"
                                 " AND (at_ms, step) > (:after_at, :after_step)"
                                 " ORDER BY at_ms, step LIMIT 1")
@@ -644,8 +647,8 @@ SQL(LEASE_HOLDERS, "SELECT id, holds_prev FROM leases WHERE outcome IS NULL"
     " l.epoch, l.records, l.micro_batches, l.seq, l.saved_id,"                 \
     " l.runtime_version, l.threads, l.counted, l.exact_since, l.exact_cycle,"  \
     " l.exact_why, l.expired, l.outcome, l.stage, l.worker, l.device,"         \
-    " l.fingerprint, l.answer, l.reason, w.drain, w.local,"                     \
-    " l.moved_mono_ms, l.step_ms, l.stalled FROM leases l"                                                           \
+    " l.fingerprint, l.answer, l.reason, w.drain, w.local,"                    \
+    " l.moved_mono_ms, l.step_ms, l.stalled FROM leases l"                     \
     " LEFT JOIN workers w ON w.id = l.worker_id "
 #endif
 SQL(LEASE_LOAD, LEASE_COLUMNS "WHERE l.id = :id")

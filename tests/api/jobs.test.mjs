@@ -356,6 +356,9 @@ test('a dry run explains: memory, who could run it, and why others could not', a
     assert.match(cuda.others[0].reason, /has no cuda device/);
     assert.equal(cuda.memory.device, 'cuda');
     assert.match(cuda.warnings.join(), /gpu has 256 MB/);
+    const nobody = await explain({ runtime: { resources: { labels: { gpu: 'none-such' } } } });
+    assert.deepEqual([nobody.workers, nobody.others.length], [[], 2]);
+    assert.match(nobody.warnings.join(), /none of the workers there can train it/);
     const odd = await explain({ record: { state: { vocab: 2 } } });
     assert.match(odd.warnings.join(), /do not fit the spec; the first: shard shard-0000.jsonl, line 1, field state/);
   });

@@ -207,7 +207,8 @@ test('labels and memory: what a worker lacks is said, and who has it gets the jo
   small.identity.labels = { gpu: 'a100', room: 'x' };
   small.identity.memory_bytes = 1024 ** 3;
   (await small.claim()).expect(204);
-  assert.match((await s.job(job.id)).reason, /2048 MB of memory, the label gpu=a100: worker \S+ (has 1024 MB of cpu memory, of 2048 asked for|lacks the label|does not say)/);
+  assert.equal((await s.job(job.id)).place, null, 'who cannot be served is not next');
+  assert.match((await s.job(job.id)).reason, /^waits for a worker with .*2048 MB of memory, the label gpu=a100: worker \S+ (has 1024 MB of cpu memory, of 2048 asked for|lacks the label|does not say)/);
   const shown = (await s.workers()).find((x) => x.name === small.identity.name);
   assert.deepEqual([shown.labels, shown.memory_bytes], [{ gpu: 'a100', room: 'x' }, 1024 ** 3]);
   const other = new FakeWorker(s);
