@@ -21,6 +21,9 @@ libjansson-dev       jansson
 libsqlite3-dev       SQLite 3
 libsimdjson-dev      simdjson
 libarchive-dev       libarchive
+libzstd-dev          zstd
+zlib1g-dev           zlib
+libxxhash-dev        xxHash
 libcurl4-openssl-dev libcurl
 libssl-dev           OpenSSL
 curl                 the program curl'
@@ -108,6 +111,9 @@ need_elsewhere() {
         libsqlite3-dev) pkg-config --exists sqlite3 ;;
         libsimdjson-dev) pkg-config --exists simdjson ;;
         libarchive-dev) pkg-config --exists libarchive ;;
+        libzstd-dev) pkg-config --exists libzstd ;;
+        zlib1g-dev) pkg-config --exists zlib ;;
+        libxxhash-dev) pkg-config --exists libxxhash ;;
         libcurl4-openssl-dev) pkg-config --exists libcurl ;;
         libssl-dev) pkg-config --exists libcrypto ;;
         libcmocka-dev) pkg-config --exists cmocka ;;

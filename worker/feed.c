@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 #include "schema/cleanup.h"
+#include "schema/line_hash.h"
 #include "schema/record.h"
 #include "worker/collate.h"
 #include "worker/shard.h"
@@ -198,10 +199,10 @@ static int note_bad(struct feed *f, const struct ref *ref,
 static int decode(struct feed *f, const struct ref *ref,
                   const struct record **ret, struct err *err)
 {
-    if (ref->length > SHARD_LINE_MAX)
+    if (ref->length > LINE_MAX_BYTES)
         return err_set(err, ERR_DATA,
-                       "the line is %" PRId64 " bytes long, more than %d MiB",
-                       ref->length, SHARD_LINE_MAX >> 20);
+                       "the line is %" PRId64 " bytes long, more than %d",
+                       ref->length, LINE_MAX_BYTES);
     return record_decode(f->decoder, f->line.data, f->line.len, ret, err);
 }
 
@@ -213,7 +214,7 @@ static int draw_good(struct feed *f, struct sample **ret, struct err *err)
         int r = draw(f, &ref, err);
         if (r <= 0)
             return r;
-        if (ref.length <= SHARD_LINE_MAX) {
+        if (ref.length <= LINE_MAX_BYTES) {
             r = shards_line(f->shards, &ref, &f->line, err);
             if (r < 0)
                 return r;
@@ -622,7 +623,7 @@ static int shapes_add(struct shapes *s, uint64_t hash, struct err *err)
 static int shape_note(struct feed *f, struct err *err)
 {
     const struct batch *b = &f->collator.batch;
-    uint64_t h = shard_hash(b->padded, sizeof(int) * (size_t)b->desc->n_dims);
+    uint64_t h = line_hash(b->padded, sizeof(int) * (size_t)b->desc->n_dims);
     h = (h ^ (uint64_t)b->records) * 0x9E3779B97F4A7C15u;
     return shapes_add(&f->shapes, h ^ h >> 32, err);
 }

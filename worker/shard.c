@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "schema/cleanup.h"
 #include "schema/digest.h"
+#include "schema/line_hash.h"
 #include "schema/lines.h"
 
 struct verifier {
@@ -201,7 +202,7 @@ int shards_line(struct shards *set, const struct ref *ref, struct buf *out,
         return r;
     out->len = (size_t)ref->length;
     out->data[out->len] = 0;
-    if ((int64_t)shard_hash(out->data, out->len) == ref->hash)
+    if ((int64_t)line_hash(out->data, out->len) == ref->hash)
         return 0;
     char what[200];
     snprintf(what, sizeof what,
@@ -445,7 +446,7 @@ static int scanner_line(struct scanner *s, struct ref *ret, struct err *err)
         at += (int64_t)n + end;
         if (!carried && (end || at >= sh->bytes)) {
             line = p;
-        } else if (length <= SHARD_LINE_MAX) {
+        } else if (length <= LINE_MAX_BYTES) {
             carried = true;
             if (buf_add(&carry, p, n) < 0)
                 return err_set(err, ERR_NOMEM, "no memory for a long line");
@@ -454,7 +455,7 @@ static int scanner_line(struct scanner *s, struct ref *ret, struct err *err)
         }
     }
     s->offset = at;
-    if (length > SHARD_LINE_MAX) {
+    if (length > LINE_MAX_BYTES) {
         *ret = (struct ref){s->shard, begin, length, 0};
         return 1;
     }
@@ -463,7 +464,7 @@ static int scanner_line(struct scanner *s, struct ref *ret, struct err *err)
     if (!line || line_is_blank(line, (size_t)length))
         return 0;
     *ret = (struct ref){s->shard, begin, length,
-                        (int64_t)shard_hash(line, (size_t)length)};
+                        (int64_t)line_hash(line, (size_t)length)};
     return 1;
 }
 
@@ -480,78 +481,4 @@ int scanner_next(struct scanner *s, struct ref *ret, struct err *err)
             return r;
     }
     return 0;
-}
-
-/* ---- XXH64 (Yann Collet), for references ---- */
-
-#define P1 0x9E3779B185EBCA87u
-#define P2 0xC2B2AE3D27D4EB4Fu
-#define P3 0x165667B19E3779F9u
-#define P4 0x85EBCA77C2B2AE63u
-#define P5 0x27D4EB2F165667C5u
-
-static uint64_t rotl(uint64_t x, int n)
-{
-    return x << n | x >> (64 - n);
-}
-
-static uint64_t load64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    v = __builtin_bswap64(v);
-#endif
-    return v;
-}
-
-static uint32_t load32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, 4);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    v = __builtin_bswap32(v);
-#endif
-    return v;
-}
-
-static uint64_t xxh_round(uint64_t acc, uint64_t in)
-{
-    return rotl(acc + in * P2, 31) * P1;
-}
-
-static uint64_t xxh_merge(uint64_t h, uint64_t v)
-{
-    return (h ^ xxh_round(0, v)) * P1 + P4;
-}
-
-uint64_t shard_hash(const void *data, size_t len)
-{
-    const uint8_t *p = data, *end = p + len;
-    uint64_t h;
-    if (len >= 32) {
-        uint64_t a = P1 + P2, b = P2, c = 0, d = 0 - P1;
-        for (; end - p >= 32; p += 32) {
-            a = xxh_round(a, load64(p));
-            b = xxh_round(b, load64(p + 8));
-            c = xxh_round(c, load64(p + 16));
-            d = xxh_round(d, load64(p + 24));
-        }
-        h = rotl(a, 1) + rotl(b, 7) + rotl(c, 12) + rotl(d, 18);
-        h = xxh_merge(xxh_merge(xxh_merge(xxh_merge(h, a), b), c), d);
-    } else {
-        h = P5;
-    }
-    h += len;
-    for (; end - p >= 8; p += 8)
-        h = rotl(h ^ xxh_round(0, load64(p)), 27) * P1 + P4;
-    if (end - p >= 4) {
-        h = rotl(h ^ load32(p) * P1, 23) * P2 + P3;
-        p += 4;
-    }
-    for (; p < end; p++)
-        h = rotl(h ^ *p * P5, 11) * P1;
-    h = (h ^ h >> 33) * P2;
-    h = (h ^ h >> 29) * P3;
-    return h ^ h >> 32;
 }

@@ -14,9 +14,7 @@
 #include <stdint.h>
 #include "schema/buf.h"
 #include "schema/err.h"
-
-/* Longer lines are no records: refused, or skipped, by name. */
-#define SHARD_LINE_MAX (16 * 1024 * 1024)
+#include "schema/line_index.h" /* LINE_MAX_BYTES */
 
 struct shard {
     char *name, *path;
@@ -76,6 +74,3 @@ void scanner_seek(struct scanner *s, int shard, int64_t offset);
 /* 1, 0 after the last line, or ERR_DATA. */
 int scanner_next(struct scanner *s, struct ref *ret, struct err *err);
 void scanner_release(struct scanner *s);
-
-/* XXH64 of the bytes, seed 0. */
-uint64_t shard_hash(const void *data, size_t len);
