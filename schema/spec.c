@@ -6,10 +6,16 @@
 #include "schema/json_read.h"
 #include "schema/rfc3339.h"
 
+#define NAME_RULE                                                              \
+    "a dataset's name begins with a letter or digit and goes on with "         \
+    "letters, digits, '.', '_' and '-'"
+#define VALIDATION_RECORDS 10000 /* unless given */
+
 static const char *const kinds[] = {"train", "selfplay", NULL};
 static const char *const model_types[] = {"policy_value_transformer",
                                           "torchscript", NULL};
 static const char *const optimizer_types[] = {"adamw", NULL};
+static const char *const between_cycles[] = {"continue", "restart", NULL};
 static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
 static const char *const shuffle_modes[] = {"none", "buffer", "global", NULL};
 static const char *const precisions[] = {"float32", "bfloat16", "float16",
@@ -99,9 +105,7 @@ static int read_data(const json_t *in, struct data_spec *d, struct err *err)
     json_read_need(&r, "dataset");
     const char *dataset = json_read_string(&r, "dataset", 128, "");
     if (r.r == 0 && !is_plain_name(dataset))
-        json_read_fail(&r, "dataset",
-                       "a dataset's name begins with a letter or digit and "
-                       "goes on with letters, digits, '.', '_' and '-'");
+        json_read_fail(&r, "dataset", NAME_RULE);
     d->bad_records = (enum bad_records)json_read_word(&r, "bad_records",
                                                       bad_words, BAD_FAIL);
     d->policy_tolerance = json_read_real(&r, "policy_tolerance", 0, 1, 0.01);
@@ -155,8 +159,9 @@ static int read_optimizer(const json_t *in, struct training_spec *t,
 {
     struct json_read r;
     json_read_open(&r, in, "/training/optimizer", err, "type", "lr",
-                   "weight_decay", "betas", "eps", NULL);
+                   "weight_decay", "betas", "eps", "cycles", NULL);
     json_read_word(&r, "type", optimizer_types, 0);
+    t->optimizer.restart = json_read_word(&r, "cycles", between_cycles, 0) == 1;
     t->optimizer.lr = json_read_real(&r, "lr", 0, 1000, 0.001);
     t->optimizer.weight_decay =
         json_read_real(&r, "weight_decay", 0, 1000, 0.01);
@@ -189,12 +194,13 @@ static int read_schedule(const json_t *in, struct training_spec *t,
 {
     struct json_read r;
     json_read_open(&r, in, "/training/schedule", err, "type", "warmup_steps",
-                   "final_fraction", NULL);
+                   "final_fraction", "steps", NULL);
     t->schedule.type = (enum schedule_type)json_read_word(&r, "type", schedules,
                                                           SCHEDULE_CONSTANT);
     t->schedule.warmup_steps =
         (int)json_read_int(&r, "warmup_steps", 0, 1000000000, 0);
     t->schedule.final_fraction = json_read_real(&r, "final_fraction", 0, 1, 0);
+    t->schedule.steps = json_read_int(&r, "steps", 1, 1000000000000, 0);
     return r.r;
 }
 
@@ -231,12 +237,43 @@ static int read_shuffle(const json_t *in, struct training_spec *t,
     struct json_read r;
     json_read_open(&r, in, "/training/shuffle", err, "mode", "size", NULL);
     int mode = json_read_word(&r, "mode", shuffle_modes, SHUFFLE_BUFFER);
-    if (mode > SHUFFLE_BUFFER)
-        json_read_fail(&r, "mode", "shuffle mode %s is not supported yet",
-                       shuffle_modes[mode]);
     t->shuffle.size = (int)json_read_int(&r, "size", 1, 10000000, 10000);
     t->shuffle.mode = (enum shuffle_mode)mode;
     return r.r;
+}
+
+static int read_validation(const json_t *in, struct training_spec *t,
+                           struct err *err)
+{
+    t->validation.records = VALIDATION_RECORDS;
+    if (!in)
+        return 0;
+    struct json_read r;
+    json_read_open(&r, in, "/training/validation", err, "fraction", "dataset",
+                   "records", "every", NULL);
+    bool has_fraction = json_read_get(&r, "fraction");
+    const char *dataset = json_read_string(&r, "dataset", 128, NULL);
+    t->validation.fraction = json_read_real(&r, "fraction", 0, 1, 0);
+    t->validation.records =
+        json_read_int(&r, "records", 1, JSON_INT_MAX, VALIDATION_RECORDS);
+    t->validation.every = json_read_int(&r, "every", 0, JSON_INT_MAX, 0);
+    if (r.r < 0)
+        return r.r;
+    if (has_fraction == (dataset != NULL))
+        return json_read_fail(&r, "",
+                              "validation has either a fraction of the records "
+                              "or a dataset of its own");
+    if (has_fraction &&
+        (t->validation.fraction <= 0 || t->validation.fraction >= 1))
+        return json_read_fail(&r, "fraction",
+                              "fraction is %g, must be above 0 and below 1",
+                              t->validation.fraction);
+    if (!dataset)
+        return 0;
+    if (!is_plain_name(dataset))
+        return json_read_fail(&r, "dataset", NAME_RULE);
+    t->validation.dataset = strdup(dataset);
+    return t->validation.dataset ? 0 : no_memory(err);
 }
 
 static int read_training(const json_t *in, const struct record_desc *record,
@@ -246,7 +283,6 @@ static int read_training(const json_t *in, const struct record_desc *record,
     json_read_open(&r, in, "/training", err, "epochs", "effective_batch",
                    "seed", "optimizer", "schedule", "clip_norm", "losses",
                    "shuffle", "precision", "validation", "ema", NULL);
-    not_yet(&r, "validation");
     not_yet(&r, "ema");
     int precision = json_read_word(&r, "precision", precisions, 0);
     if (precision != 0)
@@ -267,11 +303,15 @@ static int read_training(const json_t *in, const struct record_desc *record,
         q = read_losses(json_read_get(&r, "losses"), record, t, err);
     if (q == 0)
         q = read_shuffle(json_read_get(&r, "shuffle"), t, err);
+    if (q == 0)
+        q = read_validation(json_read_get(&r, "validation"), t, err);
     return q;
 }
 
-static json_t *training_json(const struct training_spec *t,
-                             const struct record_desc *record)
+/* All that may change the result. What a later version brought stands here only
+ * where it changes something: the signatures of older specs stay as they are. */
+static json_t *training_semantics(const struct training_spec *t,
+                                  const struct record_desc *record)
 {
     json_t *losses = json_object();
     for (int i = 0; i < record->n_fields; i++)
@@ -283,17 +323,52 @@ static json_t *training_json(const struct training_spec *t,
         json_pack("{s:s}", "mode", shuffle_modes[t->shuffle.mode]);
     if (t->shuffle.mode == SHUFFLE_BUFFER)
         json_object_set_new(shuffle, "size", json_integer(t->shuffle.size));
-    return json_pack(
-        "{s:i, s:i, s:I, s:{s:s, s:f, s:f, s:[f, f], s:f}, s:{s:s, s:i, s:f}, "
-        "s:f, s:o, s:o, s:s}",
-        "epochs", t->epochs, "effective_batch", t->effective_batch, "seed",
-        (json_int_t)t->seed, "optimizer", "type", optimizer_types[0], "lr",
+    json_t *optimizer = json_pack(
+        "{s:s, s:f, s:f, s:[f, f], s:f}", "type", optimizer_types[0], "lr",
         t->optimizer.lr, "weight_decay", t->optimizer.weight_decay, "betas",
-        t->optimizer.beta1, t->optimizer.beta2, "eps", t->optimizer.eps,
-        "schedule", "type", schedules[t->schedule.type], "warmup_steps",
-        t->schedule.warmup_steps, "final_fraction", t->schedule.final_fraction,
-        "clip_norm", t->clip_norm, "losses", losses, "shuffle", shuffle,
-        "precision", precisions[0]);
+        t->optimizer.beta1, t->optimizer.beta2, "eps", t->optimizer.eps);
+    if (t->optimizer.restart)
+        json_object_set_new(optimizer, "cycles",
+                            json_string(between_cycles[t->optimizer.restart]));
+    json_t *schedule = json_pack(
+        "{s:s, s:i, s:f}", "type", schedules[t->schedule.type], "warmup_steps",
+        t->schedule.warmup_steps, "final_fraction", t->schedule.final_fraction);
+    if (t->schedule.steps)
+        json_object_set_new(schedule, "steps", json_integer(t->schedule.steps));
+    json_t *out = json_pack(
+        "{s:i, s:i, s:I, s:o, s:o, s:f, s:o, s:o, s:s}", "epochs", t->epochs,
+        "effective_batch", t->effective_batch, "seed", (json_int_t)t->seed,
+        "optimizer", optimizer, "schedule", schedule, "clip_norm", t->clip_norm,
+        "losses", losses, "shuffle", shuffle, "precision", precisions[0]);
+    if (t->validation.fraction > 0 || t->validation.dataset) {
+        json_t *validation = json_pack(
+            "{s:I, s:I}", "records", (json_int_t)t->validation.records, "every",
+            (json_int_t)t->validation.every);
+        if (t->validation.dataset)
+            json_object_set_new(validation, "dataset",
+                                json_string(t->validation.dataset));
+        else
+            json_object_set_new(validation, "fraction",
+                                json_real(t->validation.fraction));
+        json_object_set_new(out, "validation", validation);
+    }
+    return out;
+}
+
+/* With what is left out of the signature. */
+static json_t *training_json(const struct training_spec *t,
+                             const struct record_desc *record)
+{
+    json_t *out = training_semantics(t, record);
+    json_t *optimizer = json_object_get(out, "optimizer");
+    json_t *schedule = json_object_get(out, "schedule");
+    json_object_set_new(optimizer, "cycles",
+                        json_string(between_cycles[t->optimizer.restart]));
+    if (!t->schedule.steps)
+        json_object_set_new(schedule, "steps", json_null());
+    if (!json_object_get(out, "validation"))
+        json_object_set_new(out, "validation", json_null());
+    return out;
 }
 
 static int read_limits(const json_t *in, struct limits *l, struct err *err)
@@ -394,15 +469,23 @@ int spec_runtime_fits(const struct spec *s, const struct runtime_policy *p,
 {
     for (int i = 0; i < s->record.n_fields; i++) {
         const struct field *f = &s->record.fields[i];
-        if ((f->kind != FIELD_TOKENS && f->kind != FIELD_NUMBERS) ||
-            f->dim < 0 || p->padding.minimum[f->dim] <= s->model.max_length)
+        if ((f->kind != FIELD_TOKENS && f->kind != FIELD_NUMBERS) || f->dim < 0)
+            continue;
+        const struct sizes *sizes = &p->padding.sizes[f->dim];
+        int last = sizes->n ? sizes->v[sizes->n - 1] : 0;
+        bool ladder = last > s->model.max_length;
+        int most = ladder ? last : p->padding.minimum[f->dim];
+        if (most <= s->model.max_length)
             continue;
         char at[JSON_POINTER_MAX];
-        json_pointer(at, "/runtime/padding/minimum", s->record.dims[f->dim]);
+        json_pointer(
+            at, ladder ? "/runtime/padding/sizes" : "/runtime/padding/minimum",
+            s->record.dims[f->dim]);
         return err_at(err, ERR_INVALID, at,
-                      "the minimum of %d is more than the model's max_length "
-                      "of %d, and %s lies along it",
-                      p->padding.minimum[f->dim], s->model.max_length, f->name);
+                      "the %s of %d is more than the model's max_length of %d, "
+                      "and %s lies along it",
+                      ladder ? "size" : "minimum", most, s->model.max_length,
+                      f->name);
     }
     return 0;
 }
@@ -514,6 +597,7 @@ void spec_release(struct spec *s)
     free(s->data.dataset);
     free(s->data.shards_glob);
     free(s->training.losses);
+    free(s->training.validation.dataset);
     runtime_release(&s->runtime);
     json_decref(s->resolved);
     *s = (struct spec){0};
@@ -528,7 +612,7 @@ void spec_cycle_signature(const struct spec *s, const char *data_digest,
     AUTO_JSON json_t *semantics = json_pack(
         "{s:s, s:o, s:o, s:o, s:o}", "kind", s->kind, "model",
         model_json(&s->model), "record", record_desc_json(&s->record), "data",
-        data, "training", training_json(&s->training, &s->record));
+        data, "training", training_semantics(&s->training, &s->record));
     digest_of_json(semantics, out);
 }
 

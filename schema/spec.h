@@ -30,7 +30,7 @@ struct model_spec {
 };
 
 enum schedule_type { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
-enum shuffle_mode { SHUFFLE_NONE, SHUFFLE_BUFFER };
+enum shuffle_mode { SHUFFLE_NONE, SHUFFLE_BUFFER, SHUFFLE_GLOBAL };
 enum bad_records { BAD_FAIL, BAD_SKIP };
 
 struct training_spec {
@@ -40,11 +40,15 @@ struct training_spec {
     struct {              /* type adamw */
         double lr, weight_decay; /* default 0.001, 0.01 */
         double beta1, beta2, eps; /* default 0.9, 0.999, 1e-8 */
+        bool restart; /* cycles "restart": moments and step count begin anew
+                       * with each; default "continue" */
     } optimizer;
     struct {
         enum schedule_type type; /* default constant */
         int warmup_steps;        /* default 0 */
         double final_fraction;   /* of lr, where linear and cosine end; 0 */
+        int64_t steps;           /* one schedule over so many optimizer steps of
+                                  * the job; 0 (null): each cycle has its own */
     } schedule;
     double clip_norm;     /* 0: off; default 1 */
     double *losses;       /* weight per field of the record; 0 for inputs;
@@ -53,17 +57,57 @@ struct training_spec {
         enum shuffle_mode mode; /* default buffer */
         int size;               /* default 10000 */
     } shuffle;
+    struct {
+        double fraction; /* of the records, by their hash, that are held out and
+                          * never trained on; 0: none */
+        char *dataset;   /* or all of another dataset; NULL: none */
+        int64_t records; /* at most so many, the first; default 10000 */
+        int64_t every;   /* optimizer steps; 0: at each epoch's end (default).
+                          * The last step of a cycle is always one */
+    } validation;
+};
+
+struct data_group { /* of shards */
+    char *match;   /* glob of their names */
+    double weight; /* uses of a record per epoch: 0 … 1000 */
 };
 
 struct data_spec {
-    char *dataset;
-    char *shards_glob; /* NULL: all */
+    char *dataset;     /* or NULL: */
+    char *root;        /* files below this --data-root */
+    char *match;       /* glob of their paths below it; NULL: every .jsonl,
+                        * .jsonl.gz and .jsonl.zst */
+    char *shards_glob; /* of a dataset; NULL: all */
     int shards_last;   /* the last N by name; 0: all. In JSON {"last": N} */
+    struct data_group *groups; /* the first that matches counts, others weigh 1 */
+    int n_groups;
+    double max_uses; /* at most so many of each record that is new; 0: no limit */
     enum bad_records bad_records;
     double policy_tolerance; /* default 0.01 */
 };
+#define DATA_GROUPS_MAX 64
 
-enum padding_mode { PADDING_DYNAMIC, PADDING_STABLE };
+enum padding_mode { PADDING_DYNAMIC, PADDING_STABLE, PADDING_LADDER };
+
+/* Sizes that a dimension is padded up to, ascending; n 0: none. */
+struct sizes {
+    int *v;
+    int n;
+};
+#define SIZES_MAX 64 /* per dimension */
+
+/* How long batches are, per dimension of the record. Nothing is ever cut: what
+ * is longer than all that is said here is padded to its own length. */
+struct padding {
+    enum padding_mode mode; /* default stable where there is a minimum, ladder
+                             * where there are sizes or a count, else dynamic */
+    int n_dims;
+    int *minimum;        /* stable; 0: none */
+    struct sizes *sizes; /* ladder */
+    int count; /* ladder: at most so many sizes per dimension are yet to be
+                * chosen from the data; 0: they are there */
+};
+
 enum on_oom { OOM_FAIL, OOM_SPLIT };
 
 struct runtime_policy {
@@ -82,11 +126,7 @@ struct runtime_policy {
         double device_memory_mb, rss_mb, seconds;
         int64_t every_micro_batches;
     } restart;
-    struct {
-        enum padding_mode mode; /* default stable where there is a minimum,
-                                 * else dynamic */
-        int *minimum;           /* per dimension of the record; 0: none */
-    } padding;
+    struct padding padding;
     struct {
         double high_watermark_ratio, low_watermark_ratio; /* -1: unset */
         bool no_limit; /* must be true where the high ratio is 0 */
@@ -143,6 +183,18 @@ void runtime_release(struct runtime_policy *r);
 json_t *runtime_json(const struct runtime_policy *r,
                      const struct record_desc *record);
 
+/* Of the padding in a stored policy, take away what a patch of it replaces: the
+ * sizes where it brings a count, the count where it brings sizes, both where it
+ * brings another mode than ladder. */
+void runtime_make_way(json_t *runtime, const json_t *patch);
+
+/* What a batch whose longest record has `longest` entries is padded to. */
+int padding_length(const struct padding *p, int dim, int longest);
+/* The most that the policy foresees; 0: it foresees nothing. */
+int padding_top(const struct padding *p, int dim);
+int padding_copy(const struct padding *p, struct padding *ret, struct err *err);
+void padding_release(struct padding *p);
+
 /* What the policy must fit besides the record: the model. ERR_INVALID. */
 int spec_runtime_fits(const struct spec *s, const struct runtime_policy *p,
                       struct err *err);
@@ -171,6 +223,10 @@ int64_t spec_steps(const struct spec *s, int64_t records);
  * lr). A pure function of the step. */
 double spec_learning_rate(const struct training_spec *t, int64_t step,
                           int64_t steps);
+/* That of a cycle's step: where one schedule spans the job's cycles, of its
+ * step step_base + step. */
+double spec_cycle_rate(const struct training_spec *t, int64_t step_base,
+                       int64_t step, int64_t steps);
 /* Trainable parameters of the model, computed, not built. */
 int64_t spec_parameters(const struct spec *s);
 

@@ -36,6 +36,14 @@ double spec_learning_rate(const struct training_spec *t, int64_t step,
     return lr;
 }
 
+double spec_cycle_rate(const struct training_spec *t, int64_t step_base,
+                       int64_t step, int64_t steps)
+{
+    return t->schedule.steps
+               ? spec_learning_rate(t, step_base + step, t->schedule.steps)
+               : spec_learning_rate(t, step, steps);
+}
+
 /* Written out in worker/model.h. */
 int64_t spec_parameters(const struct spec *s)
 {

@@ -103,8 +103,6 @@ test('what comes later is refused by name, not half done', async () => {
   for (const [patch, pointer] of [
     [{ kind: 'selfplay' }, '/kind'],
     [{ model: { type: 'torchscript' } }, '/model/type'],
-    [{ training: { shuffle: { mode: 'global', size: null } } }, '/training/shuffle/mode'],
-    [{ runtime: { padding: { mode: 'ladder' } } }, '/runtime/padding/mode'],
     [{ training: { precision: 'bfloat16' } }, '/training/precision'],
   ]) {
     const p = (await s.post('/v1/jobs', tinySpec(patch))).problem(400, pointer);

@@ -285,10 +285,25 @@ static void every_refusal_points_at_the_field(void **state)
         {"training/losses/polcy", "1", NULL},
         {"training/losses/policy", "-1", NULL},
         {"training/losses", "{\"policy\": 0, \"value\": 0}", NULL},
-        {"training/shuffle/mode", "\"global\"", NULL},
+        {"training/shuffle/mode", "\"all\"", NULL},
         {"training/shuffle/size", "0", NULL},
         {"training/precision", "\"bfloat16\"", NULL},
-        {"training/validation", "{\"fraction\": 0.1}", NULL},
+        {"training/validation", "{}", NULL},
+        {"training/validation", "{\"fraction\": 0.1, \"dataset\": \"v\"}",
+         NULL},
+        {"training/validation", "{\"every\": 3}", NULL},
+        {"training/validation/fraction", "0", NULL},
+        {"training/validation/fraction", "1", NULL},
+        {"training/validation/fraction", "-0.1", NULL},
+        {"training/validation/dataset", "\"../x\"", NULL},
+        {"training/validation", "{\"fraction\": 0.1, \"records\": 0}",
+         "/training/validation/records"},
+        {"training/validation", "{\"fraction\": 0.1, \"every\": -1}",
+         "/training/validation/every"},
+        {"training/validation", "{\"fraction\": 0.1, \"part\": 1}",
+         "/training/validation/part"},
+        {"training/optimizer/cycles", "\"again\"", NULL},
+        {"training/schedule/steps", "0", NULL},
         {"training/ema", "0.999", NULL},
         {"runtime/device", "\"tpu\"", NULL},
         {"runtime/micro_batch", "0", NULL},
@@ -300,7 +315,22 @@ static void every_refusal_points_at_the_field(void **state)
         {"runtime/restart/rss_mb", "-1", NULL},
         {"runtime/restart/forecast", "true", NULL},
         {"runtime/restart/every_micro_batches", "1.5", NULL},
-        {"runtime/padding/mode", "\"ladder\"", NULL},
+        {"runtime/padding/mode", "\"steps\"", NULL},
+        {"runtime/padding/sizes/X", "[5]", NULL},
+        {"runtime/padding/sizes/S", "[]", NULL},
+        {"runtime/padding/sizes/S", "5", NULL},
+        {"runtime/padding/sizes/S", "[0, 5]", "/runtime/padding/sizes/S/0"},
+        {"runtime/padding/sizes/S", "[4, 4]", "/runtime/padding/sizes/S/1"},
+        {"runtime/padding/sizes/S", "[4, \"5\"]", "/runtime/padding/sizes/S/1"},
+        {"runtime/padding/sizes/S", "[4, 513]", NULL},
+        {"runtime/padding/count", "0", NULL},
+        {"runtime/padding/count", "65", NULL},
+        {"runtime/padding", "{\"count\": 4, \"sizes\": {\"S\": [4]}}",
+         "/runtime/padding/count"},
+        {"runtime/padding", "{\"mode\": \"stable\", \"sizes\": {\"S\": [4]}}",
+         "/runtime/padding/sizes"},
+        {"runtime/padding", "{\"mode\": \"dynamic\", \"count\": 4}",
+         "/runtime/padding/count"},
         {"runtime/padding/minimum/X", "5", NULL},
         {"runtime/padding/minimum/S", "-5", NULL},
         {"runtime/padding/minimum/S", "513", NULL},
@@ -334,11 +364,8 @@ static void what_is_for_later_says_so(void **state)
     static const char *const later[][2] = {
         {"kind", "\"selfplay\""},
         {"model/type", "\"torchscript\""},
-        {"training/shuffle/mode", "\"global\""},
         {"training/precision", "\"bfloat16\""},
-        {"training/validation", "{}"},
         {"training/ema", "0.9"},
-        {"runtime/padding/mode", "\"ladder\""},
         {"data/root", "\"r\""},
         {"record/value/dim", "\"V\""},
     };
@@ -518,6 +545,10 @@ static void the_signature_covers_semantics_and_nothing_else(void **state)
         {"model/dropout", "-0.0", true},
         {"model/ff", "512", true},
         {"record/value/loss", "\"mse\"", true},
+        {"training/optimizer/cycles", "\"continue\"", true},
+        {"training/schedule/steps", "null", true},
+        {"training/validation", "null", true},
+        {"runtime/padding/mode", "\"ladder\"", true},
 
         {"model/dropout", "0.1", false},
         {"model/layers", "3", false},
@@ -536,6 +567,11 @@ static void the_signature_covers_semantics_and_nothing_else(void **state)
         {"training/losses/value", "0.5", false},
         {"training/shuffle/size", "9", false},
         {"training/shuffle/mode", "\"none\"", false},
+        {"training/shuffle/mode", "\"global\"", false},
+        {"training/optimizer/cycles", "\"restart\"", false},
+        {"training/schedule/steps", "30", false},
+        {"training/validation", "{\"fraction\": 0.1}", false},
+        {"training/validation", "{\"dataset\": \"v\"}", false},
     };
     CLEANUP(spec_release) struct spec base = {0};
     parse("{" LEAST "}", &base);
@@ -548,6 +584,16 @@ static void the_signature_covers_semantics_and_nothing_else(void **state)
         if (!strcmp(base.signature, s.signature) != table[i].same)
             fail_msg("%s %s", table[i].at, table[i].value);
     }
+}
+
+/* What is signed is what states and jobs of earlier versions were signed by. */
+static void a_spec_of_the_first_version_keeps_its_signature(void **state)
+{
+    CLEANUP(spec_release) struct spec s = {0};
+    parse("{" LEAST "}", &s);
+    assert_string_equal(
+        s.signature,
+        "0722b0beadb37c079fe5b4035a74a1d3bcb42de7ba56d31ecf1f06757c5bbe6f");
 }
 
 static void a_size_that_shuffles_nothing_changes_nothing(void **state)
@@ -684,6 +730,96 @@ static void a_minimum_means_stable_padding_unless_said_otherwise(void **state)
     assert_int_equal(b.runtime.padding.mode, PADDING_DYNAMIC);
 }
 
+static void a_ladder_is_given_or_yet_to_be_chosen(void **state)
+{
+    static const struct {
+        const char *in, *out;
+        int count, top;
+    } table[] = {
+        {"{\"mode\": \"ladder\"}",
+         "{\"count\": 8, \"minimum\": {}, \"mode\": \"ladder\"}", 8, 0},
+        {"{\"count\": 3}",
+         "{\"count\": 3, \"minimum\": {}, \"mode\": \"ladder\"}", 3, 0},
+        {"{\"sizes\": {\"S\": [4, 9, 20]}}",
+         "{\"minimum\": {}, \"mode\": \"ladder\", \"sizes\": {\"S\": [4, 9, "
+         "20]}}",
+         0, 20},
+        {"{\"mode\": \"ladder\", \"sizes\": {}}",
+         "{\"minimum\": {}, \"mode\": \"ladder\", \"sizes\": {}}", 0, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        AUTO_JSON json_t *in = spec_with("runtime/padding", table[i].in);
+        AUTO_JSON json_t *out = json_of(table[i].out);
+        CLEANUP(spec_release) struct spec s = parsed(in);
+        const json_t *runtime = json_object_get(s.resolved, "runtime");
+        assert_true(json_equal(json_object_get(runtime, "padding"), out));
+        int dim = record_desc_dim(&s.record, "S");
+        assert_int_equal(s.runtime.padding.mode, PADDING_LADDER);
+        assert_int_equal(s.runtime.padding.count, table[i].count);
+        assert_int_equal(padding_top(&s.runtime.padding, dim), table[i].top);
+    }
+}
+
+static void a_batch_is_padded_as_the_policy_says(void **state)
+{
+    static const struct {
+        const char *policy;
+        int longest, padded;
+    } table[] = {
+        {"{}", 7, 7},
+        {"{\"minimum\": {\"S\": 9}}", 7, 9},
+        {"{\"minimum\": {\"S\": 9}}", 12, 12},
+        {"{\"mode\": \"dynamic\", \"minimum\": {\"S\": 9}}", 7, 7},
+        {"{\"sizes\": {\"S\": [4, 9]}}", 4, 4},
+        {"{\"sizes\": {\"S\": [4, 9]}}", 5, 9},
+        {"{\"sizes\": {\"S\": [4, 9]}}", 10, 10},
+        {"{\"sizes\": {\"A\": [4, 9]}}", 5, 5},
+        {"{\"mode\": \"ladder\", \"minimum\": {\"S\": 9}}", 5, 5},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        AUTO_JSON json_t *in = spec_with("runtime/padding", table[i].policy);
+        CLEANUP(spec_release) struct spec s = parsed(in);
+        CLEANUP(padding_release) struct padding copy = {0};
+        struct err err;
+        int dim = record_desc_dim(&s.record, "S");
+        assert_int_equal(padding_copy(&s.runtime.padding, &copy, &err), 0);
+        assert_int_equal(padding_length(&copy, dim, table[i].longest),
+                         table[i].padded);
+    }
+}
+
+static void a_patch_of_the_padding_replaces_what_it_decides(void **state)
+{
+    static const char *const table[][3] = {
+        {"{\"sizes\": {\"S\": [4]}}", "{\"count\": 5}",
+         "{\"mode\": \"ladder\", \"minimum\": {}, \"count\": 5}"},
+        {"{\"count\": 5}", "{\"sizes\": {\"S\": [4]}}",
+         "{\"mode\": \"ladder\", \"minimum\": {}, \"sizes\": {\"S\": [4]}}"},
+        {"{\"sizes\": {\"S\": [4]}}", "{\"mode\": \"dynamic\"}",
+         "{\"mode\": \"dynamic\", \"minimum\": {}}"},
+        {"{\"count\": 5}", "{\"mode\": \"stable\", \"minimum\": {\"S\": 3}}",
+         "{\"mode\": \"stable\", \"minimum\": {\"S\": 3}}"},
+        {"{\"sizes\": {\"S\": [4]}}", "{\"sizes\": {\"S\": null, \"A\": [2]}}",
+         "{\"mode\": \"ladder\", \"minimum\": {}, \"sizes\": {\"A\": [2]}}"},
+        {"{\"minimum\": {\"S\": 3}}", "{\"mode\": \"ladder\"}",
+         "{\"mode\": \"ladder\", \"minimum\": {\"S\": 3}, \"count\": 8}"},
+        {"{\"sizes\": {\"S\": [4]}}", "null",
+         "{\"mode\": \"dynamic\", \"minimum\": {}}"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        AUTO_JSON json_t *in = spec_with("runtime/padding", table[i][0]);
+        AUTO_JSON json_t *patch =
+            json_pack("{so}", "padding", json_of(table[i][1]));
+        AUTO_JSON json_t *want = json_of(table[i][2]), *whole = NULL;
+        CLEANUP(spec_release) struct spec s = parsed(in);
+        struct err err;
+        if (runtime_patch(&s, json_object_get(s.resolved, "runtime"), patch,
+                          &whole, &err) < 0)
+            fail_msg("%s: %s", table[i][1], err.text);
+        assert_true(json_equal(json_object_get(whole, "padding"), want));
+    }
+}
+
 static void watermark_ratios_are_judged_as_a_pair(void **state)
 {
     static const struct {
@@ -766,6 +902,23 @@ static void the_rate_warms_up_and_decays_as_a_function_of_the_step(void **state)
     assert_true(spec_learning_rate(&t, 99, 100) == 0.5);
 }
 
+/* SPL-03 */
+static void one_schedule_may_span_the_cycles_of_a_job(void **state)
+{
+    struct training_spec t = {.optimizer.lr = 0.5,
+                              .schedule.type = SCHEDULE_COSINE,
+                              .schedule.warmup_steps = 4};
+    for (int64_t step = 0; step < 10; step++) /* each cycle has its own */
+        assert_true(spec_cycle_rate(&t, 20, step, 10) ==
+                    spec_learning_rate(&t, step, 10));
+    t.schedule.steps = 30;
+    for (int64_t step = 0; step < 40; step++)
+        assert_true(spec_cycle_rate(&t, step / 10 * 10, step % 10, 10) ==
+                    spec_learning_rate(&t, step, 30));
+    assert_true(spec_cycle_rate(&t, 30, 5, 10) ==
+                spec_cycle_rate(&t, 20, 9, 10)); /* the end, from then on */
+}
+
 static void short_cycles_have_a_rate_too(void **state)
 {
     struct training_spec t = {.optimizer.lr = 0.5,
@@ -826,16 +979,21 @@ int main(void)
         cmocka_unit_test(a_time_not_to_begin_before_has_a_zone),
         cmocka_unit_test(shards_are_a_pattern_or_the_last_ones),
         cmocka_unit_test(the_signature_covers_semantics_and_nothing_else),
+        cmocka_unit_test(a_spec_of_the_first_version_keeps_its_signature),
         cmocka_unit_test(a_size_that_shuffles_nothing_changes_nothing),
         cmocka_unit_test(a_cycle_signs_its_data_too),
         cmocka_unit_test(the_first_field_that_differs_is_named),
         cmocka_unit_test(a_patch_merges_and_null_restores_the_default),
         cmocka_unit_test(a_bad_patch_points_below_runtime_and_changes_nothing),
         cmocka_unit_test(a_minimum_means_stable_padding_unless_said_otherwise),
+        cmocka_unit_test(a_ladder_is_given_or_yet_to_be_chosen),
+        cmocka_unit_test(a_batch_is_padded_as_the_policy_says),
+        cmocka_unit_test(a_patch_of_the_padding_replaces_what_it_decides),
         cmocka_unit_test(watermark_ratios_are_judged_as_a_pair),
         cmocka_unit_test(steps_count_the_partial_batch_of_each_epoch),
         cmocka_unit_test(
             the_rate_warms_up_and_decays_as_a_function_of_the_step),
+        cmocka_unit_test(one_schedule_may_span_the_cycles_of_a_job),
         cmocka_unit_test(short_cycles_have_a_rate_too),
         cmocka_unit_test(integers_keep_their_digits),
         cmocka_unit_test(parameters_are_counted_without_building_the_model),
