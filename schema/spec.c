@@ -5,10 +5,8 @@
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
 #include "schema/rfc3339.h"
+#include "schema/spec_data.h"
 
-#define NAME_RULE                                                              \
-    "a dataset's name begins with a letter or digit and goes on with "         \
-    "letters, digits, '.', '_' and '-'"
 #define VALIDATION_RECORDS 10000 /* unless given */
 
 static const char *const kinds[] = {"train", "selfplay", NULL};
@@ -20,7 +18,6 @@ static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
 static const char *const shuffle_modes[] = {"none", "buffer", "global", NULL};
 static const char *const precisions[] = {"float32", "bfloat16", "float16",
                                          NULL};
-static const char *const bad_words[] = {"fail", "skip", NULL};
 
 static int no_memory(struct err *err)
 {
@@ -85,73 +82,6 @@ static int check_record(const struct record_desc *d, struct err *err)
         return err_at(err, ERR_INVALID, "/record",
                       "the record has no target: nothing to learn");
     return 0;
-}
-
-static bool is_plain_name(const char *s)
-{
-    size_t n = strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                         "abcdefghijklmnopqrstuvwxyz0123456789._-");
-    return n > 0 && n <= 128 && !s[n] && !strchr("._-", s[0]) &&
-           !strstr(s, "..");
-}
-
-static int read_data(const json_t *in, struct data_spec *d, struct err *err)
-{
-    struct json_read r;
-    json_read_open(&r, in, "/data", err, "dataset", "shards", "bad_records",
-                   "policy_tolerance", "root", "match", NULL);
-    not_yet(&r, "root");
-    not_yet(&r, "match");
-    json_read_need(&r, "dataset");
-    const char *dataset = json_read_string(&r, "dataset", 128, "");
-    if (r.r == 0 && !is_plain_name(dataset))
-        json_read_fail(&r, "dataset", NAME_RULE);
-    d->bad_records = (enum bad_records)json_read_word(&r, "bad_records",
-                                                      bad_words, BAD_FAIL);
-    d->policy_tolerance = json_read_real(&r, "policy_tolerance", 0, 1, 0.01);
-
-    const json_t *shards = json_read_get(&r, "shards");
-    const char *glob = NULL;
-    if (json_is_string(shards)) {
-        glob = json_read_string(&r, "shards", 256, NULL);
-    } else if (json_is_integer(shards)) {
-        d->shards_last = (int)json_read_int(&r, "shards", 1, 1000000, 0);
-    } else if (json_is_object(shards)) {
-        struct json_read l;
-        json_read_open(&l, shards, "/data/shards", err, "last", NULL);
-        json_read_need(&l, "last");
-        d->shards_last = (int)json_read_int(&l, "last", 1, 1000000, 0);
-        if (r.r == 0)
-            r.r = l.r;
-    } else if (shards) {
-        json_read_fail(&r, "shards",
-                       "shards must be a pattern such as \"2024-*\" or "
-                       "{\"last\": N}");
-    }
-    if (r.r < 0)
-        return r.r;
-    d->dataset = strdup(dataset);
-    d->shards_glob = glob ? strdup(glob) : NULL;
-    return d->dataset && (!glob || d->shards_glob) ? 0 : no_memory(err);
-}
-
-/* What the job's signature takes of it: how records are read, not which. */
-static json_t *data_semantics(const struct data_spec *d)
-{
-    return json_pack("{s:s, s:f}", "bad_records", bad_words[d->bad_records],
-                     "policy_tolerance", d->policy_tolerance);
-}
-
-static json_t *data_json(const struct data_spec *d)
-{
-    json_t *out = data_semantics(d);
-    json_object_set_new(out, "dataset", json_string(d->dataset));
-    if (d->shards_glob)
-        json_object_set_new(out, "shards", json_string(d->shards_glob));
-    if (d->shards_last)
-        json_object_set_new(out, "shards",
-                            json_pack("{s:i}", "last", d->shards_last));
-    return out;
 }
 
 static int read_optimizer(const json_t *in, struct training_spec *t,
@@ -270,8 +200,8 @@ static int read_validation(const json_t *in, struct training_spec *t,
                               t->validation.fraction);
     if (!dataset)
         return 0;
-    if (!is_plain_name(dataset))
-        return json_read_fail(&r, "dataset", NAME_RULE);
+    if (!is_data_name(dataset))
+        return json_read_fail(&r, "dataset", DATA_NAME_RULE);
     t->validation.dataset = strdup(dataset);
     return t->validation.dataset ? 0 : no_memory(err);
 }
@@ -498,8 +428,8 @@ static int resolve(struct spec *s, struct err *err)
         "name", s->name, "kind", s->kind, "cycles", s->cycles, "priority",
         s->priority, "labels", s->labels, "after", s->after, "not_before",
         not_before_json(s), "model", model_json(&s->model), "record",
-        record_desc_json(&s->record), "data", data_json(&s->data), "training",
-        training_json(&s->training, &s->record), "runtime",
+        record_desc_json(&s->record), "data", data_spec_json(&s->data),
+        "training", training_json(&s->training, &s->record), "runtime",
         runtime_json(&s->runtime, &s->record), "limits", "failures",
         s->limits.failures, "lost", s->limits.lost, "no_progress",
         s->limits.no_progress);
@@ -564,10 +494,12 @@ int spec_parse(const json_t *in, struct spec *ret, struct err *err)
         q = check_record(&s.record, err);
     }
     if (q == 0)
-        q = read_data(json_read_get(&r, "data"), &s.data, err);
+        q = data_spec_parse(json_read_get(&r, "data"), &s.data, err);
     if (q == 0)
         q = read_training(json_read_get(&r, "training"), &s.record, &s.training,
                           err);
+    if (q == 0)
+        q = data_spec_fits(&s.data, &s.training, err);
     if (q == 0)
         q = runtime_parse(json_read_get(&r, "runtime"), &s.record,
                           s.training.effective_batch, &s.runtime, err);
@@ -594,8 +526,7 @@ void spec_release(struct spec *s)
     json_decref(s->labels);
     json_decref(s->after);
     record_desc_release(&s->record);
-    free(s->data.dataset);
-    free(s->data.shards_glob);
+    data_spec_release(&s->data);
     free(s->training.losses);
     free(s->training.validation.dataset);
     runtime_release(&s->runtime);
@@ -606,7 +537,7 @@ void spec_release(struct spec *s)
 void spec_cycle_signature(const struct spec *s, const char *data_digest,
                           char out[DIGEST_HEX])
 {
-    json_t *data = data_semantics(&s->data);
+    json_t *data = data_spec_semantics(&s->data);
     if (data_digest)
         json_object_set_new(data, "snapshot", json_string(data_digest));
     AUTO_JSON json_t *semantics = json_pack(

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "schema/cleanup.h"
 #include "server/backup.h"
+#include "server/errand.h"
 #include "server/housekeep.h"
 #include "server/lease.h"
 #include "server/owner.h"
@@ -110,6 +111,14 @@ static void remove_file(struct server *s, const char *name)
         unlink(path);
 }
 
+/* Before and after httpd.c runs, nobody waits for one. */
+static void errand_ended(void *arg)
+{
+    struct server *s = arg;
+    if (atomic_load(&s->ready))
+        httpd_notice(s->httpd, NOTIFY_ERRAND);
+}
+
 static int start(struct server *s, struct keeper *k, struct err *err)
 {
     int r = server_open_state(s, err);
@@ -125,6 +134,8 @@ static int start(struct server *s, struct keeper *k, struct err *err)
         r = room_new(&s->room, err);
     if (r >= 0)
         r = backups_new(s, &s->backups, err);
+    if (r >= 0)
+        r = errands_new(s->lanes, errand_ended, s, &s->errands, err);
     if (r >= 0)
         r = session_table_new(s->lanes, &s->sessions, err);
     if (r >= 0)
@@ -207,6 +218,7 @@ static void stop(struct server *s, struct keeper *k)
     keeper_stop(k);
     supervisor_free(s->supervisor);
     backups_free(s->backups);
+    errands_free(s->errands);
     lanes_stop(s->lanes);
     httpd_free(s->httpd);
     session_table_free(s->sessions);

@@ -21,6 +21,7 @@
 #include "server/options.h"
 
 struct backups;
+struct errands;
 struct httpd;
 struct session_table;
 struct supervisor;
@@ -47,6 +48,7 @@ struct server {
     atomic_bool shutting_down;
     struct room *room; /* promises of room on disk */
     struct backups *backups;
+    struct errands *errands;
     struct lanes *lanes;
     struct httpd *httpd;
     struct session_table *sessions;

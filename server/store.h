@@ -135,7 +135,8 @@ enum notify {
     NOTIFY_JOB = 2,
     NOTIFY_WORKER = 4,
     NOTIFY_DATASET = 8,
-    NOTIFY_BACKUP = 16 /* of no transaction: a copy is ready */
+    NOTIFY_BACKUP = 16, /* of no transaction: a copy is ready */
+    NOTIFY_ERRAND = 32  /* nor this: one has ended (errand.h) */
 };
 void store_notify(struct store *st, unsigned bits);
 unsigned store_take_notices(struct store *st);

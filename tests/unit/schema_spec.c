@@ -366,7 +366,6 @@ static void what_is_for_later_says_so(void **state)
         {"model/type", "\"torchscript\""},
         {"training/precision", "\"bfloat16\""},
         {"training/ema", "0.9"},
-        {"data/root", "\"r\""},
         {"record/value/dim", "\"V\""},
     };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
