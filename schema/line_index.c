@@ -184,5 +184,5 @@ void line_index_close(struct line_index *x)
 
 bool line_is_held_out(uint64_t hash, double fraction)
 {
-    return (double)(hash >> 11) * 0x1p-53 < fraction;
+    return hash && (double)(hash >> 11) * 0x1p-53 < fraction;
 }

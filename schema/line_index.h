@@ -60,7 +60,8 @@ int line_index_open(const char *path, const uint8_t text_sha256[DIGEST_BYTES],
 void line_index_close(struct line_index *x);
 
 /* Is a record held out for validation? By its hash alone: equal records fall on
- * the same side, whatever seed, order or later growth. fraction in [0, 1). */
+ * the same side, whatever seed, order or later growth. A line that is too long
+ * (hash 0) never is: it must not vanish unseen. fraction in [0, 1). */
 bool line_is_held_out(uint64_t hash, double fraction);
 
 #ifdef __cplusplus
