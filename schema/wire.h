@@ -29,7 +29,7 @@
  *                                  its tensors, but step 0 and a fresh feed
  *
  * Heartbeat  POST /v1/leases/{id}/heartbeat       200
- *   > {"token", "stage": "load"|"first_step"|"train"|"save",
+ *   > {"token", "stage": "load"|"first_step"|"train"|"validate"|"save",
  *      "position": {"step", "epoch", "records", "micro_batches"},  totals
  *      "records_per_s"?, "seq": n,      grows by one with each heartbeat
  *      "metrics": [[step, {"loss": x, …}], …],     not yet acknowledged
@@ -37,7 +37,8 @@
  *                  "rss_bytes"?, "available_bytes"?, "swap_bytes"?,
  *                  "shapes"}, …],
  *      "logs": [{"at_ms", "level", "text"}, …],
- *      "data": {"skipped", "bad": [{shard, line, offset, field, detail}]}}
+ *      "data": {"skipped", "bad": [{shard, line, offset, field, detail}],
+ *               "renormalised"?, "exceeded"?: {dimension: {"count", "longest"}}}}
  *   < {"do": "continue"|"yield"|"stop", "reason": "pause"|"drain"|"cancel"|…?,
  *      "runtime": {…}?, "runtime_version"}     runtime: only when it is newer
  *   Metric step n is the loss of optimizer step n, 1-based: after n steps.

@@ -38,6 +38,8 @@ enum { /* of JOB_SHOWN */
        C_PARKED,
        C_MISSING,
        L_STALLED,
+       C_RENORMALISED,
+       C_EXCEEDED,
 };
 
 static json_t *progress(const struct stmt *q)
@@ -122,8 +124,11 @@ static json_t *job_json(const struct stmt *q, bool whole)
                                       col_int(q, C_NO_PROGRESS)));
         json_object_set_new(
             j, "data",
-            json_pack("{sI so}", "skipped", col_int(q, C_SKIPPED), "bad",
-                      col_null(q, C_BAD) ? json_array() : col_json(q, C_BAD)));
+            json_pack("{sI so sI so}", "skipped", col_int(q, C_SKIPPED), "bad",
+                      col_null(q, C_BAD) ? json_array() : col_json(q, C_BAD),
+                      "renormalised", col_int(q, C_RENORMALISED), "exceeded",
+                      col_null(q, C_EXCEEDED) ? json_object()
+                                              : col_json(q, C_EXCEEDED)));
     }
     bool parked =
         !col_null(q, C_PARKED) && !strcmp(col_text(q, C_STATE), "waiting");

@@ -145,6 +145,10 @@ static int apply(struct store *st, struct lease *l, struct cycle *c,
             stmt_int(&q, ":skipped", in->skipped);
         if (in->bad)
             stmt_json(&q, ":bad", in->bad);
+        if (in->renormalised >= 0)
+            stmt_int(&q, ":renormalised", in->renormalised);
+        if (in->exceeded)
+            stmt_json(&q, ":exceeded", in->exceeded);
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;

@@ -78,7 +78,8 @@ static int differs(struct store *st, int64_t cycle, int64_t lease,
 static bool is_exact_series(const char *name)
 {
     return !strcmp(name, "loss") || !strncmp(name, "loss/", 5) ||
-           !strcmp(name, "lr") || !strcmp(name, "grad_norm");
+           !strncmp(name, "validation/", 11) || !strcmp(name, "lr") ||
+           !strcmp(name, "grad_norm");
 }
 
 static int has_archive(struct store *st, int64_t cycle, struct err *err)

@@ -122,18 +122,46 @@ static int check_logs(const json_t *rows, const char *at, struct err *err)
     return 0;
 }
 
+static int check_exceeded(const json_t *in, const char *at, struct err *err)
+{
+    const char *dim;
+    json_t *row;
+    json_object_foreach((json_t *)in, dim, row)
+    {
+        char place[JSON_POINTER_MAX];
+        json_pointer(place, at, dim);
+        struct json_read r;
+        json_read_open(&r, row, place, err, "count", "longest", NULL);
+        json_read_need(&r, "count");
+        json_read_need(&r, "longest");
+        json_read_int(&r, "count", 1, JSON_INT_MAX, 0);
+        json_read_int(&r, "longest", 1, JSON_INT_MAX, 0);
+        if (r.r < 0)
+            return r.r;
+    }
+    return 0;
+}
+
 static int parse_data(const json_t *in, const char *at, struct report *ret,
                       struct err *err)
 {
-    ret->skipped = -1;
+    char exceeded[JSON_POINTER_MAX];
+    ret->skipped = ret->renormalised = -1;
     if (!in)
         return 0;
     struct json_read r;
-    json_read_open(&r, in, at, err, "skipped", "bad", NULL);
+    json_read_open(&r, in, at, err, "skipped", "bad", "renormalised",
+                   "exceeded", NULL);
     ret->skipped = json_read_int(&r, "skipped", 0, JSON_INT_MAX, 0);
     ret->bad = json_read_array(&r, "bad", 1000);
+    ret->renormalised = json_read_int(&r, "renormalised", 0, JSON_INT_MAX, -1);
+    ret->exceeded = json_read_object(&r, "exceeded");
     if (r.r < 0)
         return r.r;
+    json_pointer(exceeded, at, "exceeded");
+    int q = check_exceeded(ret->exceeded, exceeded, err);
+    if (q < 0)
+        return q;
     size_t i;
     json_t *row;
     json_array_foreach((json_t *)ret->bad, i, row)
@@ -184,8 +212,8 @@ static int parse_common(struct json_read *in, struct report *ret)
 int report_parse(const json_t *body, int64_t *ret_token, struct report *ret,
                  struct err *err)
 {
-    static const char *const stages[] = {"load", "first_step", "train", "save",
-                                         NULL};
+    static const char *const stages[] = {"load", "first_step", "train",
+                                         "validate", "save", NULL};
     *ret = (struct report){0};
     struct json_read in;
     json_read_open(&in, body, "", err, "token", "stage", "position",

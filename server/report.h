@@ -1,6 +1,6 @@
 /* report.h - what a worker says with a heartbeat or a release.
  *
- * Position, metrics, memory samples, log lines, bad records: the part that both
+ * Position, metrics, memory samples, log lines, odd records: the part that both
  * bodies of schema/wire.h share, checked field by field before anything is
  * written. Strings and lists are borrowed from the request's JSON. */
 #pragma once
@@ -15,7 +15,7 @@ struct position {
 };
 
 struct report {
-    const char *stage; /* heartbeat: load, first_step, train, save */
+    const char *stage; /* heartbeat: load, first_step, train, validate, save */
     int64_t seq;       /* heartbeat; 0 in a release */
     struct position position;
     double records_per_s;  /* < 0: not given */
@@ -24,6 +24,8 @@ struct report {
     const json_t *logs;
     int64_t skipped; /* bad records left out so far; -1: not given */
     const json_t *bad;
+    int64_t renormalised;   /* policies so far; -1: not given */
+    const json_t *exceeded; /* {dimension: {"count", "longest"}} or NULL */
 };
 
 enum outcome { OUTCOME_FINISHED, OUTCOME_YIELDED, OUTCOME_FAILED };
@@ -35,8 +37,8 @@ struct release {
     struct {
         bool given, final;
         const char *code, *detail, *shard, *field, *stage;
-        int64_t line, offset; /* -1: not given */
-        int64_t checkpoint;   /* one that did not verify; 0: none */
+        int64_t line, offset;   /* -1: not given */
+        int64_t checkpoint;     /* one that did not verify; 0: none */
         int64_t bytes, missing; /* no room: what the state takes; 0: no word */
     } error;
     const json_t *error_json;

@@ -33,8 +33,15 @@ SQL(LOG_LIST, "SELECT g.id, g.at_ms, g.level, g.text, g.lease_id, l.worker"
               " ORDER BY g.id LIMIT :limit")
 
 /* ---- dataset ---- */
-SQL(DATASET_FIND, "SELECT id FROM datasets WHERE name = :name")
+SQL(DATASET_FIND, "SELECT id, record, bad_records, policy_tolerance"
+                  " FROM datasets WHERE name = :name")
 SQL(DATASET_ADD, "INSERT INTO datasets(name, created_ms) VALUES (:name, :now)")
+SQL(DATASET_DESCRIBE, "UPDATE datasets SET record = :record, bad_records ="
+                      " :bad_records, policy_tolerance = :tolerance"
+                      " WHERE id = :id")
+/* the number of the next shard that is given its name */
+SQL(DATASET_APPEND, "UPDATE datasets SET appended = appended + 1 WHERE id = :id"
+                    " RETURNING appended")
 SQL(DATASET_LIST, "SELECT d.id, d.name, d.created_ms, count(s.id),"
                   " coalesce(sum(s.bytes), 0), coalesce(sum(s.records), 0)"
                   " FROM datasets d LEFT JOIN shards s ON s.dataset_id = d.id"
@@ -53,17 +60,24 @@ SQL(DATASET_NEEDED,
     "   'datasets/' || :dataset || '/' || coalesce(:shard, '*')))"
     " ORDER BY j.id LIMIT 1")
 SQL(SHARD_ADD, "INSERT INTO shards(dataset_id, name, bytes, lines, records,"
-               " sha256, blocks, mtime_ns, inode, created_ms) VALUES (:dataset,"
+               " sha256, blocks, mtime_ns, inode, created_ms, form,"
+               " stored_bytes, checked, bad, bad_first) VALUES (:dataset,"
                " :name, :bytes, :lines, :records, :sha256, :blocks, :mtime_ns,"
-               " :inode, :now)")
-SQL(SHARD_FIND, "SELECT name, bytes, records, lines, sha256, created_ms"
-                " FROM shards WHERE dataset_id = :dataset AND name = :name")
-SQL(SHARD_LIST, "SELECT name, bytes, records, lines, sha256, created_ms"
-                " FROM shards WHERE dataset_id = :dataset ORDER BY name")
+               " :inode, :now, :form, :stored_bytes, :checked, :bad,"
+               " :bad_first)")
+#define SHARD_COLUMNS                                                          \
+    "SELECT name, bytes, records, lines, sha256, created_ms, form,"            \
+    " coalesce(stored_bytes, bytes), checked, bad, bad_first FROM shards"      \
+    " WHERE dataset_id = :dataset"
+SQL(SHARD_FIND, SHARD_COLUMNS " AND name = :name")
+SQL(SHARD_LIST, SHARD_COLUMNS " ORDER BY name")
 SQL(SHARD_FREEZE, "SELECT name, bytes, records, mtime_ns, inode, blocks"
                   " FROM shards WHERE dataset_id = :dataset ORDER BY name")
 SQL(SHARD_DELETE, "DELETE FROM shards WHERE dataset_id = :dataset"
                   " AND name = :shard")
+/* is this text any shard's or any file's below a --data-root? */
+SQL(TEXT_USED, "SELECT 1 FROM shards WHERE sha256 = :sha256 UNION ALL"
+               " SELECT 1 FROM root_files WHERE sha256 = :sha256 LIMIT 1")
 SQL(DOOMED_ADD, "INSERT OR IGNORE INTO doomed_files(path) VALUES (:path)")
 SQL(DOOMED_DROP, "DELETE FROM doomed_files WHERE path = :path")
 SQL(DOOMED_LIST, "SELECT path FROM doomed_files")
@@ -164,7 +178,7 @@ SQL(CYCLE_RETRY, "UPDATE cycles SET state = 'waiting', ended_ms = NULL,"
     " (SELECT count(*) FROM cycles d WHERE d.job_id = j.id"                    \
     "  AND d.state = 'done'), j.sweep_id, j.sweep_values, j.not_before_ms,"    \
     " j.edit, c.parked_ms, c.parked_missing, iif(l.stalled IS NULL, NULL, "    \
-    "l.moved_ms)"                                                              \
+    "l.moved_ms), c.renormalised, c.exceeded"                                  \
     " FROM jobs j LEFT JOIN cycles c ON c.job_id = j.id AND c.number ="        \
     "  coalesce((SELECT min(number) FROM cycles o WHERE o.job_id = j.id"       \
     "            AND o.ended_ms IS NULL),"                                     \
@@ -677,7 +691,9 @@ SQL(CYCLE_REPORT, "UPDATE cycles SET step = :step, epoch = :epoch,"
                   " records_done = :records, best_step = :best,"
                   " records_per_s = coalesce(:speed, records_per_s),"
                   " skipped = coalesce(:skipped, skipped),"
-                  " bad = coalesce(:bad, bad) WHERE id = :id")
+                  " bad = coalesce(:bad, bad),"
+                  " renormalised = coalesce(:renormalised, renormalised),"
+                  " exceeded = coalesce(:exceeded, exceeded) WHERE id = :id")
 SQL(CYCLE_SAVED, "UPDATE cycles SET saved_step = :saved, best_step = :best,"
                  " failures = iif(:further, 0, failures),"
                  " lost = iif(:further, 0, lost),"

@@ -20,7 +20,8 @@ enum stall_word stall_look(struct stall *s, const char *stage, int64_t steps,
             s->step_ms > 0 ? s->step_ms + WEIGHT * (each - s->step_ms) : each;
         s->moved_mono_ms = mono_ms;
         s->stalled = false;
-    } else if (!strcmp(stage, "load") || !strcmp(stage, "save")) {
+    } else if (!strcmp(stage, "load") || !strcmp(stage, "save") ||
+               !strcmp(stage, "validate")) {
         s->moved_mono_ms = mono_ms; /* between two steps */
         s->stalled = false;
     } else if (!strcmp(stage, "train")) {

@@ -88,6 +88,26 @@ test('yield, resume at the checkpoint, finish: the leases tell the story', async
   assert.equal(Math.max(...list.map((c) => c.step)), 5);
 });
 
+test('what was odd about the data is told by the job, and a later count replaces it', async () => {
+  const { job, w } = await claimed();
+  assert.deepEqual((await s.job(job.id)).data, { skipped: 0, bad: [], renormalised: 0, exceeded: {} });
+  const data = { skipped: 0, bad: [], renormalised: 7, exceeded: { S: { count: 3, longest: 90 } } };
+  (await w.heartbeat({ data })).expect(200);
+  assert.deepEqual((await s.job(job.id)).data, data);
+  (await w.heartbeat({})).expect(200); // says nothing of them
+  assert.deepEqual((await s.job(job.id)).data, data);
+  for (const [bad, pointer] of [
+    [{ exceeded: { S: { count: 3 } } }, '/data/exceeded/S/longest'],
+    [{ exceeded: { S: { count: 0, longest: 3 } } }, '/data/exceeded/S/count'],
+    [{ exceeded: { S: 3 } }, '/data/exceeded/S'],
+    [{ renormalised: -1 }, '/data/renormalised'],
+  ]) (await w.heartbeat({ data: { skipped: 0, bad: [], ...bad } })).problem(400, pointer);
+  const next = { skipped: 0, bad: [], renormalised: 0, exceeded: {} };
+  (await w.release('yielded', 'drain', 0, { data: next })).expect(200);
+  assert.deepEqual((await s.job(job.id)).data, next);
+  await s.post(`/v1/jobs/${job.id}/cancel`);
+});
+
 test('repeats of checkpoint and release get the first answer', async () => {
   const { job, w } = await claimed();
   const m = await w.save(3);

@@ -61,6 +61,9 @@ static void loads_and_saves_take_what_they_take(void **state)
         stall_look(&s, "train", 1, now += 2000);
     for (int i = 0; i < 300; i++)
         assert_int_equal(stall_look(&s, "save", 0, now += 2000), STALL_NONE);
+    for (int i = 0; i < 300; i++)
+        assert_int_equal(stall_look(&s, "validate", 0, now += 2000),
+                         STALL_NONE);
     assert_int_equal(stall_look(&s, "train", 0, now += 20000), STALL_NONE);
     /* a save is a sign of life, too */
     assert_int_equal(stall_look(&s, "train", 0, now += 60000), STALL_BEGINS);
