@@ -736,6 +736,8 @@ int record_decoder::read_policy(int i)
     if (n > 0 && !(sum > 0 && std::fabs(sum - 1) <= tolerance + 1e-9))
         return fail(f->name, "%s sums to %.9g, must be 1 within %g", f->name,
                     sum, tolerance);
+    if (i == desc->policy)
+        record.policy_sum = sum;
     for (int k = 0; k < n; k++)
         v->nums[k] = float(scaled[k] / sum);
     return 0;
@@ -923,6 +925,7 @@ int record_decoder::decode(const char *text, size_t n)
     memset(line + n, 0, padding);
     len = n;
     keys_used = n_ignored = 0;
+    record.policy_sum = 0;
     memset(seen, 0, size_t(desc->n_fields) * sizeof *seen);
     r = stage1();
     if (r < 0)

@@ -24,6 +24,8 @@ struct record {
     struct field_values *fields; /* n_fields of the description */
     int n_fields;
     int *lengths; /* per dimension: entries of this record */
+    double policy_sum; /* of desc->policy as written, before it was made 1; 0:
+                        * there is none */
 };
 
 struct record_decoder;
