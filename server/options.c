@@ -17,8 +17,9 @@ static int no_memory(struct err *err)
 
 /* Variables that others read: the worker, scripts, tests. */
 static const char *const foreign[] = {
-    "PAWL_MEMORY_PROBE", "PAWL_TOKEN",  "PAWL_TOKEN_FILE",    "PAWL_SERVER",
-    "PAWL_TRACE",        "PAWL_REEXEC", "PAWL_WORKER_LABELS",
+    "PAWL_MEMORY_PROBE",  "PAWL_TOKEN", "PAWL_TOKEN_FILE",
+    "PAWL_SERVER",        "PAWL_TRACE", "PAWL_REEXEC",
+    "PAWL_WORKER_LABELS", "PAWL_CACHE", "PAWL_CACHE_MB",
 };
 
 static const char help[] =

@@ -181,6 +181,19 @@ static int on_progress(void *arg, curl_off_t a, curl_off_t b, curl_off_t d,
     return t->client->o.interrupt && atomic_load(t->client->o.interrupt);
 }
 
+/* The server looked at a shard, as the worker does at one beside it. */
+static int refused_for_data(const json_t *problem, const char *detail,
+                            struct err *err)
+{
+    const char *shard = json_string_value(json_object_get(problem, "shard"));
+    err_set(err, ERR_DATA, "%s", detail ? detail : "a shard cannot be read");
+    if (err && shard) {
+        snprintf(err->shard, sizeof err->shard, "%s", shard);
+        err->offset = json_integer_value(json_object_get(problem, "offset"));
+    }
+    return ERR_DATA;
+}
+
 static int refused(const struct request *rq, const struct answer *a,
                    struct err *err)
 {
@@ -203,6 +216,8 @@ static int refused(const struct request *rq, const struct answer *a,
     else if (word && !strcmp(word, err_word(ERR_CORRUPT)))
         code = ERR_CORRUPT;
     const char *detail = json_string_value(json_object_get(a->json, "detail"));
+    if (word && !strcmp(word, err_word(ERR_DATA)))
+        return refused_for_data(a->json, detail, err);
     const char *pointer =
         json_string_value(json_object_get(a->json, "pointer"));
     int r =
@@ -285,6 +300,8 @@ static void set_options(struct transfer *t)
     } else if (!strcmp(rq->method, "HEAD")) {
         curl_easy_setopt(h, CURLOPT_NOBODY, 1L);
     }
+    if (rq->range)
+        curl_easy_setopt(h, CURLOPT_RANGE, rq->range);
     curl_easy_setopt(h, CURLOPT_CUSTOMREQUEST, rq->method);
     curl_easy_setopt(h, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(h, CURLOPT_WRITEDATA, t);

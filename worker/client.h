@@ -38,6 +38,7 @@ struct request {
     const void *bytes;
     size_t len;
     int64_t lease_token; /* > 0: sent as Pawl-Token */
+    const char *range;   /* "first-last" of the answer's bytes, or NULL */
     int timeout_s;       /* for the whole; 0: only that it does not stall */
     client_bytes_fn *on_bytes; /* for the body of a 2xx */
     void *arg;

@@ -9,6 +9,7 @@
 #include "schema/line_hash.h"
 #include "schema/record.h"
 #include "worker/collate.h"
+#include "worker/scanner.h"
 #include "worker/shard.h"
 #include "worker/shuffle.h"
 
@@ -115,7 +116,7 @@ static int fill(struct feed *f, struct err *err)
 {
     while (f->shuffle.n < f->shuffle.cap) {
         struct ref next;
-        int r = scanner_next(&f->scanner, &next, err);
+        int r = scanner_next(&f->scanner, &next, NULL, err);
         if (r <= 0) {
             f->filled = r == 0;
             return r;
@@ -141,7 +142,7 @@ static int draw(struct feed *f, struct ref *ret, struct err *err)
     if (!f->shuffle.n)
         return 0;
     struct ref next;
-    int more = scanner_next(&f->scanner, &next, err);
+    int more = scanner_next(&f->scanner, &next, NULL, err);
     if (more < 0)
         return more;
     int64_t pick = shuffle_pick(&f->shuffle);
@@ -408,10 +409,11 @@ static int copy_minimum(const struct feed *f,
 }
 
 static int feed_init(struct feed *f, const struct runtime_policy *runtime,
-                     const json_t *data, int64_t cycle, struct err *err)
+                     const json_t *data, struct remote *remote, int64_t cycle,
+                     struct err *err)
 {
     const struct spec *spec = f->spec;
-    int r = shards_open(data, &f->shards, err);
+    int r = shards_open(data, remote, &f->shards, err);
     if (r == 0)
         r = check_records(f, err);
     if (r == 0)
@@ -438,8 +440,8 @@ static int feed_init(struct feed *f, const struct runtime_policy *runtime,
 }
 
 int feed_open(const struct spec *spec, const struct runtime_policy *runtime,
-              const json_t *data, int64_t cycle, struct feed **ret,
-              struct err *err)
+              const json_t *data, struct remote *remote, int64_t cycle,
+              struct feed **ret, struct err *err)
 {
     struct feed *f = calloc(1, sizeof *f);
     if (!f)
@@ -448,7 +450,7 @@ int feed_open(const struct spec *spec, const struct runtime_policy *runtime,
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->made, NULL);
     pthread_cond_init(&f->taken, NULL);
-    int r = feed_init(f, runtime, data, cycle, err);
+    int r = feed_init(f, runtime, data, remote, cycle, err);
     if (r < 0) {
         feed_close(f);
         return r;
@@ -461,6 +463,8 @@ void feed_close(struct feed *f)
 {
     if (!f)
         return;
+    if (f->shards)
+        shards_interrupt(f->shards);
     pthread_mutex_lock(&f->lock);
     f->stop = true;
     pthread_cond_broadcast(&f->taken);

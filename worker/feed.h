@@ -27,6 +27,7 @@
 #include "worker/torch_shim.h"
 
 struct feed;
+struct remote;
 
 struct feed_batch {
     struct batch batch;
@@ -44,10 +45,10 @@ struct feed_batch {
  * and inode; a difference has all blocks verified on a thread, whose finding
  * feed_next returns as ERR_DATA, at the latest instead of the end. ERR_DATA too
  * when there is no record, or, unless bad records are skipped, a shard without
- * one. */
+ * one. `remote` (may be NULL: the files are here) must outlive the feed. */
 int feed_open(const struct spec *spec, const struct runtime_policy *runtime,
-              const json_t *data, int64_t cycle, struct feed **ret,
-              struct err *err);
+              const json_t *data, struct remote *remote, int64_t cycle,
+              struct feed **ret, struct err *err);
 /* Go on at a saved position. ERR_CORRUPT when it does not fit the shards. */
 int feed_resume(struct feed *f, const json_t *position, const int64_t *buffer,
                 int64_t n, struct err *err);

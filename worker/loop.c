@@ -16,6 +16,7 @@
 #include "worker/feed.h"
 #include "worker/load.h"
 #include "worker/memory.h"
+#include "worker/remote.h"
 #include "worker/saver.h"
 #include "worker/torch_shim.h"
 #include "worker/trace.h"
@@ -26,6 +27,8 @@
 #define AWAY_MAX_S (6 * 3600.0)
 /* A server that is there but keeps failing at one request. */
 #define TRIES_MAX 40
+/* Failures to get data that are further apart are not in a row. */
+#define DATA_ROW_S 30.0
 /* Memory samples that tell nothing new are kept this far apart. */
 #define SAMPLE_S 1.0
 
@@ -42,6 +45,9 @@ struct run {
 
     struct beat *beat;
     struct trainer *trainer;
+    struct remote *remote; /* NULL: the shards are here */
+    int remote_tries; /* in a row */
+    double remote_asked;
     struct feed *feed;
     struct trace *trace;
     struct saver *saver;
@@ -109,6 +115,23 @@ static bool give_up(void *arg)
 static bool ends(void *arg)
 {
     return told_to_end(arg);
+}
+
+/* Between attempts to get data, by one of the feed's threads at a time. Nothing
+ * is lost with them: whoever is to end does not wait. */
+static bool data_give_up(void *arg)
+{
+    struct run *r = arg;
+    char reason[32];
+    double away = beat_away_s(r->beat);
+    if (told_to_end(r) || away > AWAY_MAX_S ||
+        beat_order(r->beat, reason, sizeof reason) != ORDER_CONTINUE)
+        return true;
+    double now = seconds();
+    if (away > 0 || now - r->remote_asked > DATA_ROW_S)
+        r->remote_tries = 0;
+    r->remote_asked = now;
+    return ++r->remote_tries > TRIES_MAX;
 }
 
 /* ---- the end ---- */
@@ -467,6 +490,19 @@ static int boundary(struct run *r, bool last, struct parting *why,
     return e < 0 ? e : GO_ON;
 }
 
+/* There is no more data for want of a server. Who is to end anyhow does so at
+ * the last step, as at any boundary: what was trained of this one is dropped. */
+static int no_data(struct run *r, int e, struct parting *why)
+{
+    if (!r->remote || !client_retriable(e))
+        return e;
+    enum go go = obey(r, why);
+    if (go == GO_ON)
+        return e;
+    trainer_discard(r->trainer);
+    return go;
+}
+
 /* Train until the data's end (GO_ON), a yield, or an error. */
 static int train(struct run *r, struct parting *why, struct err *err)
 {
@@ -493,7 +529,7 @@ static int train(struct run *r, struct parting *why, struct err *err)
             return e;
         sum = (struct losses){0};
     }
-    return e < 0 ? e : GO_ON;
+    return e < 0 ? no_data(r, e, why) : GO_ON;
 }
 
 /* ---- from the claim to the first step ---- */
@@ -609,6 +645,19 @@ static int start_saver(struct run *r, struct err *err)
                      &r->progress, &r->saver, err);
 }
 
+static int reach_data(struct run *r, struct err *err)
+{
+    if (!r->o->remote)
+        return 0;
+    struct remote_options o = {.net = &r->o->net,
+                               .lease = r->lease,
+                               .token = r->token,
+                               .cache = r->o->cache,
+                               .give_up = data_give_up,
+                               .arg = r};
+    return remote_new(&o, &r->remote, err);
+}
+
 static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
 {
     int threads = (int)number(r->claim, "threads");
@@ -620,8 +669,10 @@ static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
     if (e == 0)
         e = trace_open(&r->trace, err);
     if (e == 0)
+        e = reach_data(r, err);
+    if (e == 0)
         e = feed_open(&r->spec, &r->runtime, json_object_get(r->claim, "data"),
-                      r->cycle, &r->feed, err);
+                      r->remote, r->cycle, &r->feed, err);
     if (e == 0)
         e = trainer_new(&r->spec, r->device, threads, &r->trainer, err);
     if (e == 0)
@@ -687,6 +738,7 @@ static void run_release(struct run *r)
 {
     saver_free(r->saver);
     feed_close(r->feed);
+    remote_free(r->remote);
     trainer_free(r->trainer);
     trace_close(r->trace);
     beat_stop(r->beat);

@@ -16,15 +16,19 @@
 #include "schema/err.h"
 #include "worker/client.h"
 
+struct cache;
+
 struct worker_options {
     struct client_options net;
-    const char *name;   /* NULL: host name */
-    json_t *labels;     /* object of strings, or NULL: none */
-    bool supervised;    /* a child of pawld on this host */
-    pid_t parent;       /* supervised: that pawld. It may be gone before this
+    const char *name;    /* NULL: host name */
+    json_t *labels;      /* object of strings, or NULL: none */
+    bool supervised;     /* a child of pawld on this host */
+    pid_t parent;        /* supervised: that pawld. It may be gone before this
                          * process gets to look, so it is told */
-    bool once;          /* do not wait for work */
-    atomic_bool *drain; /* SIGTERM: save, yield, end */
+    bool once;           /* do not wait for work */
+    bool remote;         /* shards come from the server, by way of the */
+    struct cache *cache; /* which the caller owns; may be NULL */
+    atomic_bool *drain;  /* SIGTERM: save, yield, end */
 };
 
 /* 0: the lease was released, or there is nothing to do here any more. < 0: the

@@ -13,7 +13,9 @@
 #ifdef __linux__
 #include <link.h>
 #endif
+#include "schema/buf.h"
 #include "schema/cleanup.h"
+#include "worker/cache.h"
 #include "worker/loop.h"
 #include "worker/memory.h"
 #include "worker/predict.h"
@@ -36,6 +38,14 @@ static const char help[] =
     "  --label KEY=VALUE  a label that jobs can ask for in "
     "runtime.resources;\n"
     "                     may be repeated\n"
+    "  --cache DIR        with --server: keep blocks of shards here, which "
+    "workers\n"
+    "                     may share and anybody may empty (default:\n"
+    "                     $XDG_CACHE_HOME/pawl, ~/.cache/pawl or\n"
+    "                     $TMPDIR/pawl-cache)\n"
+    "  --cache-mb N       and no more than so many MB of them (default 4096; "
+    "0:\n"
+    "                     none)\n"
     "  --once             exit when there is nothing to do now\n"
     "  --supervised[=PID] pawld (of that process id) started this worker: end\n"
     "                     when it is gone and no lease is held\n"
@@ -52,6 +62,8 @@ static const char help[] =
     "\n"
     "Environment:\n"
     "  PAWL_TOKEN         the token, with --server\n"
+    "  PAWL_CACHE, PAWL_CACHE_MB\n"
+    "                     the same as --cache and --cache-mb, which win\n"
     "  PAWL_WORKER_LABELS KEY=VALUE,KEY=VALUE: the same as --label, which "
     "wins;\n"
     "                     a pawld's own workers have these\n"
@@ -262,6 +274,57 @@ static int main_predict(int argc, char **argv)
     return r < 0 ? fail(&err) : 0;
 }
 
+/* ---- the cache ---- */
+
+#define CACHE_MB 4096
+#define CACHE_MB_MAX (1 << 30)
+
+struct cache_choice {
+    const char *dir, *mb; /* as given; NULL: not at all */
+};
+
+static int default_folder(struct buf *ret)
+{
+    static const struct {
+        const char *name, *below;
+    } homes[] = {{"XDG_CACHE_HOME", "/pawl"},
+                 {"HOME", "/.cache/pawl"},
+                 {"TMPDIR", "/pawl-cache"}};
+    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++) {
+        const char *home = getenv(homes[i].name);
+        if (home && *home == '/')
+            return buf_addf(ret, "%s%s", home, homes[i].below);
+    }
+    return buf_addf(ret, "/tmp/pawl-cache-%ld", (long)getuid());
+}
+
+/* The folder that was asked for must be of use; without the default one a
+ * worker fetches again what it needs again. */
+static int open_cache(const struct cache_choice *in, struct cache **ret)
+{
+    const char *dir = in->dir ? in->dir : getenv("PAWL_CACHE");
+    const char *mb = in->mb ? in->mb : getenv("PAWL_CACHE_MB");
+    char *end = NULL;
+    errno = 0;
+    long n = mb ? strtol(mb, &end, 10) : CACHE_MB;
+    if (mb && (end == mb || *end || errno || n < 0 || n > CACHE_MB_MAX)) {
+        usage_error("--cache-mb is not a number of MB", mb);
+        return -1;
+    }
+    CLEANUP(buf_release) struct buf fallback = {0};
+    if (!dir && default_folder(&fallback) < 0)
+        return 0;
+    struct err err = {0};
+    if (cache_open(dir ? dir : fallback.data, (int64_t)n << 20, ret, &err) == 0)
+        return 0;
+    if (dir) {
+        usage_error("--cache", err.text);
+        return -1;
+    }
+    fprintf(stderr, "pawl-worker: warning: %s\n", err.text);
+    return 0;
+}
+
 /* What no waiting will mend is said at once. */
 static int check_net(const struct client_options *net)
 {
@@ -299,6 +362,8 @@ static int main_worker(int argc, char **argv)
         TOKEN_FILE,
         NAME,
         LABEL,
+        CACHE,
+        CACHE_SIZE,
         ONCE,
         SUPERVISED,
         STANDBY
@@ -309,6 +374,8 @@ static int main_worker(int argc, char **argv)
         {"token-file", required_argument, NULL, TOKEN_FILE},
         {"name", required_argument, NULL, NAME},
         {"label", required_argument, NULL, LABEL},
+        {"cache", required_argument, NULL, CACHE},
+        {"cache-mb", required_argument, NULL, CACHE_SIZE},
         {"once", no_argument, NULL, ONCE},
         {"supervised", optional_argument, NULL, SUPERVISED},
         {"standby", no_argument, NULL, STANDBY},
@@ -318,6 +385,7 @@ static int main_worker(int argc, char **argv)
     };
     struct worker_options o = {.drain = &drain, .parent = getppid()};
     bool standby = false;
+    struct cache_choice cache = {0};
     AUTO_JSON json_t *labels = json_object();
     o.labels = labels;
     if (labels_of_variable(labels) < 0)
@@ -339,6 +407,12 @@ static int main_worker(int argc, char **argv)
         case LABEL:
             if (label_add(labels, optarg) < 0)
                 return usage_error("--label is not KEY=VALUE", optarg);
+            break;
+        case CACHE:
+            cache.dir = optarg;
+            break;
+        case CACHE_SIZE:
+            cache.mb = optarg;
             break;
         case ONCE:
             o.once = true;
@@ -375,9 +449,11 @@ static int main_worker(int argc, char **argv)
         fail(&err);
         return 2;
     }
-    if (standby && !stand_by())
-        return 0;
-    return worker_run(&o, &err) < 0 ? fail(&err) : 0;
+    if (o.net.server && open_cache(&cache, &o.cache) < 0)
+        return 2;
+    int r = standby && !stand_by() ? 0 : worker_run(&o, &err);
+    cache_close(o.cache);
+    return r < 0 ? fail(&err) : 0;
 }
 
 int main(int argc, char **argv)

@@ -1,17 +1,14 @@
 #include "worker/shard.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "schema/cleanup.h"
-#include "schema/digest.h"
 #include "schema/line_hash.h"
-#include "schema/lines.h"
+#include "worker/scanner.h"
+#include "worker/shard_remote.h"
+#include "worker/source.h"
 
 struct verifier {
     struct shards *shards;
@@ -25,131 +22,18 @@ struct verifier {
     struct err err;
 };
 
-static int data_err(struct err *err, const struct shard *s, int64_t offset,
-                    const char *what)
-{
-    err_set(err, ERR_DATA, "shard '%s' %s", s->name, what);
-    if (err) {
-        snprintf(err->shard, sizeof err->shard, "%s", s->name);
-        err->offset = offset;
-    }
-    return ERR_DATA;
-}
-
-static int shard_shrunk(struct err *err, const struct shard *s, int64_t now)
-{
-    char what[160];
-    snprintf(what, sizeof what,
-             "has shrunk: it ends at offset %" PRId64 ", but held %" PRId64
-             " bytes when the cycle's data was frozen",
-             now, s->bytes);
-    return data_err(err, s, now, what);
-}
-
-/* ---- opening ---- */
-
-static int shard_parse(const json_t *in, struct shard *ret, struct err *err)
-{
-    const char *name = json_string_value(json_object_get(in, "name"));
-    const char *path = json_string_value(json_object_get(in, "path"));
-    const json_t *blocks = json_object_get(in, "blocks");
-    ret->fd = -1;
-    if (!name || !path || !json_is_array(blocks))
-        return err_set(err, ERR_INVALID,
-                       "the claim names a shard without name, path or blocks");
-    ret->name = strdup(name);
-    ret->path = strdup(path);
-    ret->bytes = json_integer_value(json_object_get(in, "bytes"));
-    ret->records = json_integer_value(json_object_get(in, "records"));
-    ret->mtime_ns = json_integer_value(json_object_get(in, "mtime_ns"));
-    ret->inode = json_integer_value(json_object_get(in, "inode"));
-    ret->block_bytes = json_integer_value(json_object_get(in, "block_bytes"));
-    ret->n_blocks = (int64_t)json_array_size(blocks);
-    if (!ret->name || !ret->path)
-        return err_set(err, ERR_NOMEM, "no memory for the list of shards");
-    if (ret->bytes < 0 || ret->block_bytes < 4096 ||
-        ret->block_bytes > 64 * 1024 * 1024 ||
-        ret->n_blocks != (ret->bytes + ret->block_bytes - 1) / ret->block_bytes)
-        return err_set(err, ERR_INVALID,
-                       "the claim's block digests of shard '%s' do not cover "
-                       "its %" PRId64 " bytes",
-                       name, ret->bytes);
-    ret->blocks = calloc((size_t)ret->n_blocks + 1, sizeof *ret->blocks);
-    if (!ret->blocks)
-        return err_set(err, ERR_NOMEM, "no memory for block digests");
-    for (int64_t i = 0; i < ret->n_blocks; i++) {
-        const char *hex = json_string_value(json_array_get(blocks, (size_t)i));
-        if (!hex || digest_parse(hex, ret->blocks[i]) < 0)
-            return err_set(err, ERR_INVALID,
-                           "block digest %" PRId64 " of shard '%s' is not one",
-                           i, name);
-    }
-    return 0;
-}
-
-static int shard_open(struct shard *s, struct err *err)
-{
-    /* O_NONBLOCK: a pipe in its place must not hold us up */
-    s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (s->fd < 0) {
-        char what[256];
-        switch (errno) {
-        case ELOOP:
-        case EMLINK:
-            return data_err(err, s, 0,
-                            "is a symbolic link now; links are not followed");
-        case ENOENT:
-        case ENOTDIR:
-            snprintf(what, sizeof what, "is missing: there is no file %.180s",
-                     s->path);
-            return data_err(err, s, 0, what);
-        default:
-            snprintf(what, sizeof what, "cannot be opened: %s",
-                     strerror(errno));
-            return data_err(err, s, 0, what);
-        }
-    }
-    struct stat st;
-    if (fstat(s->fd, &st) < 0)
-        return err_set(err, ERR_IO, "cannot stat %s: %s", s->path,
-                       strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return data_err(err, s, 0, "is not a regular file any more");
-    if (st.st_size < s->bytes)
-        return shard_shrunk(err, s, (int64_t)st.st_size);
-#ifdef __APPLE__
-    struct timespec mtime = st.st_mtimespec;
-#else
-    struct timespec mtime = st.st_mtim;
-#endif
-    int64_t mtime_ns = (int64_t)mtime.tv_sec * 1000000000 + mtime.tv_nsec;
-    s->replaced = (int64_t)st.st_ino != s->inode;
-    s->changed = s->replaced || mtime_ns != s->mtime_ns ||
-                 (int64_t)st.st_size != s->bytes;
-    return 0;
-}
-
 /* ---- reading ---- */
 
-/* All `len` bytes at `offset`, which lie below the frozen size. */
-static int read_at(const struct shard *s, int64_t offset, char *out, size_t len,
-                   struct err *err)
+static size_t block_len(const struct shard *s, int64_t block)
 {
-    size_t have = 0;
-    while (have < len) {
-        ssize_t n = pread(s->fd, out + have, len - have,
-                          (off_t)(offset + (int64_t)have));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_set(err, ERR_IO,
-                           "cannot read shard '%s' at %" PRId64 ": %s", s->name,
-                           offset + (int64_t)have, strerror(errno));
-        if (n == 0)
-            return shard_shrunk(err, s, offset + (int64_t)have);
-        have += (size_t)n;
-    }
-    return 0;
+    int64_t left = s->bytes - block * s->block_bytes;
+    return (size_t)(left < s->block_bytes ? left : s->block_bytes);
+}
+
+static const char *what_happened(const struct shard *s)
+{
+    return source_replaced(s->source) ? "was replaced by another file"
+                                      : "was edited";
 }
 
 static int block_check(const struct shard *s, int64_t block, const char *data,
@@ -160,19 +44,10 @@ static int block_check(const struct shard *s, int64_t block, const char *data,
     if (!memcmp(sum, s->blocks[block], sizeof sum))
         return 0;
     int64_t offset = block * s->block_bytes;
-    char what[200];
-    snprintf(what, sizeof what,
-             "%s after the cycle's data was frozen: the first block that "
-             "differs begins at offset %" PRId64,
-             s->replaced ? "was replaced by another file" : "was edited",
-             offset);
-    return data_err(err, s, offset, what);
-}
-
-static size_t block_len(const struct shard *s, int64_t block)
-{
-    int64_t left = s->bytes - block * s->block_bytes;
-    return (size_t)(left < s->block_bytes ? left : s->block_bytes);
+    return source_err(err, s->name, offset,
+                      "%s after the cycle's data was frozen: the first block "
+                      "that differs begins at offset %" PRId64,
+                      what_happened(s), offset);
 }
 
 int shards_block(struct shards *set, int shard, int64_t block, char *out,
@@ -180,60 +55,263 @@ int shards_block(struct shards *set, int shard, int64_t block, char *out,
 {
     const struct shard *s = &set->v[shard];
     size_t len = block_len(s, block);
-    int r = read_at(s, block * s->block_bytes, out, len, err);
-    if (r == 0)
-        r = block_check(s, block, out, len, err);
+    int r;
+    if (set->far) {
+        r = far_block(set->far, shard, block, out, len, err);
+    } else {
+        r = source_read(s->source, block * s->block_bytes, out, len, err);
+        if (r == 0)
+            r = block_check(s, block, out, len, err);
+    }
     if (r == 0)
         *ret_len = len;
     return r;
 }
 
+/* The line at a reference is not the one it speaks of. Where its blocks are
+ * what they were, the reference is to blame. */
+static int wrong_line(struct shards *set, const struct ref *ref,
+                      struct err *err)
+{
+    const struct shard *s = &set->v[ref->shard];
+    AUTO_FREE char *data = malloc((size_t)s->block_bytes);
+    if (!data)
+        return err_set(err, ERR_NOMEM, "no memory for a block");
+    for (int64_t b = ref->offset / s->block_bytes;
+         b * s->block_bytes < ref->offset + ref->length; b++) {
+        size_t len;
+        struct err why = {0};
+        int r = shards_block(set, (int)ref->shard, b, data, &len, &why);
+        if (r == 0)
+            continue;
+        if (r != ERR_DATA || set->far) {
+            if (err)
+                *err = why;
+            return r;
+        }
+        r = source_err(err, s->name, ref->offset,
+                       "%s after the cycle's data was frozen: the record at "
+                       "offset %" PRId64 " is not the one that was there",
+                       what_happened(s), ref->offset);
+        if (err)
+            err->line = shards_line_number(set, (int)ref->shard, ref->offset);
+        return r;
+    }
+    return err_set(err, ERR_CORRUPT,
+                   "what leads to the record at offset %" PRId64
+                   " of shard '%s' is damaged: %s",
+                   ref->offset, s->name,
+                   s->indexed ? "the index of its lines"
+                              : "the checkpoint's shuffle buffer");
+}
+
+static bool is_right(const struct ref *ref, const char *line)
+{
+    return (int64_t)line_hash(line, (size_t)ref->length) == ref->hash;
+}
+
+static bool is_within(const struct shards *set, const struct ref *ref)
+{
+    return ref->shard >= 0 && ref->shard < set->n && ref->offset >= 0 &&
+           ref->length >= 0 &&
+           ref->length <= set->v[ref->shard].bytes - ref->offset;
+}
+
+struct place {
+    int64_t shard, offset;
+    int i;
+};
+
+static int by_place(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+    if (x->shard != y->shard)
+        return x->shard < y->shard ? -1 : 1;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* In the order of the text: frames that several lines lie in are unpacked
+ * once. */
+static int read_lines(struct shards *set, const struct ref *v, const size_t *at,
+                      int n, char *out, struct err *err)
+{
+    AUTO_FREE struct place *order = malloc((size_t)n * sizeof *order);
+    if (!order)
+        return err_set(err, ERR_NOMEM, "no memory for %d records", n);
+    int k = 0;
+    for (int i = 0; i < n; i++)
+        if (v[i].length <= LINE_MAX_BYTES)
+            order[k++] = (struct place){v[i].shard, v[i].offset, i};
+    if (k > 1)
+        qsort(order, (size_t)k, sizeof *order, by_place);
+    for (int j = 0; j < k; j++) {
+        const struct ref *ref = &v[order[j].i];
+        int r = source_read(set->v[ref->shard].source, ref->offset,
+                            out + at[order[j].i], (size_t)ref->length, err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+int shards_lines(struct shards *set, const struct ref *v, int n,
+                 struct buf *out, struct err *err)
+{
+    if (n <= 0)
+        return 0;
+    AUTO_FREE size_t *at = malloc((size_t)n * sizeof *at);
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) {
+        bool is_line = v[i].length <= LINE_MAX_BYTES;
+        if (is_line && !is_within(set, &v[i]))
+            return err_set(err, ERR_CORRUPT,
+                           "a reference to a record is outside the data");
+        bytes += is_line ? (size_t)v[i].length + 1 : 1;
+    }
+    if (!at || buf_reserve(out, bytes + SCANNER_PAD) < 0)
+        return err_set(err, ERR_NOMEM, "no memory for records of %zu bytes",
+                       bytes);
+    char *to = out->data + out->len;
+    size_t end = 0;
+    for (int i = 0; i < n; i++) {
+        at[i] = end;
+        end += v[i].length <= LINE_MAX_BYTES ? (size_t)v[i].length : 0;
+        to[end++] = '\n';
+    }
+    int r = set->far ? far_lines(set->far, v, at, n, to, err)
+                     : read_lines(set, v, at, n, to, err);
+    for (int i = 0; i < n && r == 0; i++)
+        if (v[i].length <= LINE_MAX_BYTES && !is_right(&v[i], to + at[i]))
+            r = wrong_line(set, &v[i], err);
+    if (r < 0)
+        return r;
+    out->len += end;
+    out->data[out->len] = 0;
+    return 0;
+}
+
 int shards_line(struct shards *set, const struct ref *ref, struct buf *out,
                 struct err *err)
 {
-    const struct shard *s = &set->v[ref->shard];
     buf_clear(out);
-    if (buf_reserve(out, (size_t)ref->length + 1) < 0)
-        return err_set(err, ERR_NOMEM,
-                       "no memory for a record of %" PRId64 " bytes",
-                       ref->length);
-    int r = read_at(s, ref->offset, out->data, (size_t)ref->length, err);
-    if (r < 0)
-        return r;
-    out->len = (size_t)ref->length;
-    out->data[out->len] = 0;
-    if ((int64_t)line_hash(out->data, out->len) == ref->hash)
-        return 0;
-    char what[200];
-    snprintf(what, sizeof what,
-             "%s after the cycle's data was frozen: the record at offset "
-             "%" PRId64 " is not the one that was there",
-             s->replaced ? "was replaced by another file" : "was edited",
-             ref->offset);
-    r = data_err(err, s, ref->offset, what);
-    if (err)
-        err->line = shards_line_number(set, (int)ref->shard, ref->offset);
+    int r = shards_lines(set, ref, 1, out, err);
+    if (r == 0 && out->len)
+        out->data[--out->len] = 0; /* the newline */
     return r;
 }
 
 int64_t shards_line_number(struct shards *set, int shard, int64_t offset)
 {
     const struct shard *s = &set->v[shard];
-    size_t cap = 256 * 1024;
-    AUTO_FREE char *data = malloc(cap);
+    AUTO_FREE char *data = malloc((size_t)s->block_bytes);
     if (!data)
         return 0;
     int64_t line = 1;
-    for (int64_t at = 0; at < offset;) {
-        size_t want = (size_t)(offset - at) < cap ? (size_t)(offset - at) : cap;
-        if (read_at(s, at, data, want, NULL) < 0)
+    for (int64_t at = 0; at < offset; at += s->block_bytes) {
+        size_t len = block_len(s, at / s->block_bytes);
+        int r = set->far ? far_block(set->far, shard, at / s->block_bytes, data,
+                                     len, NULL)
+                         : source_read(s->source, at, data, len, NULL);
+        if (r < 0)
             return 0;
+        size_t want = (int64_t)len < offset - at ? len : (size_t)(offset - at);
         for (const char *p = data, *end = data + want;
              (p = memchr(p, '\n', (size_t)(end - p))); p++)
             line++;
-        at += (int64_t)want;
     }
     return line;
+}
+
+int64_t shards_bytes_read(struct shards *s)
+{
+    int64_t n = s->far ? far_bytes_read(s->far) : 0;
+    for (int i = 0; i < s->n; i++)
+        n += s->v[i].source ? source_bytes_read(s->v[i].source) : 0;
+    return n;
+}
+
+/* ---- indexes ---- */
+
+static int make_index(struct shards *set, int shard, struct err *err)
+{
+    struct shard *s = &set->v[shard];
+    AUTO_FREE struct line_entry *v =
+        malloc((size_t)(s->records + 1) * sizeof *v);
+    if (!v)
+        return err_set(err, ERR_NOMEM,
+                       "no memory for an index of %" PRId64 " records",
+                       s->records);
+    CLEANUP(scanner_release) struct scanner scan;
+    int r = scanner_init(&scan, set, err);
+    scanner_seek(&scan, shard, 0);
+    int64_t n = 0;
+    struct ref ref;
+    while (r == 0 && (r = scanner_next(&scan, &ref, NULL, err)) > 0 &&
+           ref.shard == shard && n <= s->records) {
+        bool is_line = ref.length <= LINE_MAX_BYTES;
+        v[n++] = (struct line_entry){(uint64_t)ref.offset << 24 |
+                                         (uint64_t)(is_line ? ref.length : 0),
+                                     (uint64_t)ref.hash};
+        r = 0;
+    }
+    if (r < 0)
+        return r;
+    if (n != s->records)
+        return source_err(err, s->name, 0,
+                          "holds %" PRId64 " records, not the %" PRId64
+                          " that were counted",
+                          n, s->records);
+    s->made = v;
+    v = NULL;
+    return 0;
+}
+
+/* Under the lock. */
+static int open_index(struct shards *set, int shard,
+                      const struct line_entry **ret, struct err *err)
+{
+    struct shard *s = &set->v[shard];
+    int r = 0;
+    if (!s->made && !s->index.map) {
+        struct err why = {0};
+        r = line_index_open(s->index_path, s->sha256, s->records, &s->index,
+                            &why);
+        if (r < 0)
+            r = make_index(set, shard, err);
+    }
+    if (r == 0)
+        *ret = s->made ? s->made : s->index.v;
+    return r;
+}
+
+int shards_entries(struct shards *set, int shard, int64_t first, int64_t n,
+                   struct line_entry *out, struct err *err)
+{
+    struct shard *s = &set->v[shard];
+    if (!s->indexed || first < 0 || n < 0 || n > s->records - first)
+        return err_set(err, ERR_INVALID,
+                       "the claim gives shard '%s' no index of its lines",
+                       s->name);
+    int r;
+    if (n == 0)
+        return 0;
+    if (set->far) {
+        r = far_entries(set->far, shard, first, n, out, err);
+    } else {
+        const struct line_entry *v = NULL;
+        pthread_mutex_lock(&set->lock);
+        r = open_index(set, shard, &v, err);
+        pthread_mutex_unlock(&set->lock);
+        if (r == 0)
+            memcpy(out, v + first, (size_t)n * sizeof *out);
+    }
+    for (int64_t i = 0; i < n && r == 0; i++)
+        if (line_entry_offset(&out[i]) + line_entry_length(&out[i]) > s->bytes)
+            r = err_set(err, ERR_CORRUPT,
+                        "the index of shard '%s' is damaged: record %" PRId64
+                        " is said to lie behind its end",
+                        s->name, first + i);
+    return r;
 }
 
 /* ---- the verifying thread ---- */
@@ -249,7 +327,7 @@ static int verify_all(struct verifier *v, struct err *err)
         return err_set(err, ERR_NOMEM, "no memory to verify shards");
     for (int i = 0; i < v->shards->n; i++) {
         const struct shard *s = &v->shards->v[i];
-        if (!s->changed)
+        if (!source_changed(s->source))
             continue;
         for (int64_t b = 0; b < s->n_blocks && !atomic_load(&v->stop); b++) {
             size_t len;
@@ -292,6 +370,18 @@ static int verifier_start(struct shards *s, struct err *err)
     return 0;
 }
 
+static void verifier_free(struct verifier *v)
+{
+    if (!v)
+        return;
+    atomic_store(&v->stop, true);
+    if (v->started)
+        pthread_join(v->thread, NULL);
+    pthread_cond_destroy(&v->done_cond);
+    pthread_mutex_destroy(&v->lock);
+    free(v);
+}
+
 int shards_check(struct shards *s, bool wait, struct err *err)
 {
     struct verifier *v = s->verifier;
@@ -307,11 +397,61 @@ int shards_check(struct shards *s, bool wait, struct err *err)
     return r;
 }
 
-int shards_open(const json_t *data, struct shards **ret, struct err *err)
+/* ---- opening ---- */
+
+static int parse_blocks(const json_t *blocks, struct shard *s, struct err *err)
 {
-    const json_t *list = json_object_get(data, "shards");
-    if (!json_is_array(list))
-        return err_set(err, ERR_INVALID, "the claim names no shards");
+    s->n_blocks = (int64_t)json_array_size(blocks);
+    if (s->bytes < 0 || s->block_bytes < 4096 ||
+        s->block_bytes > 64 * 1024 * 1024 ||
+        s->n_blocks != (s->bytes + s->block_bytes - 1) / s->block_bytes)
+        return err_set(err, ERR_INVALID,
+                       "the claim's block digests of shard '%s' do not cover "
+                       "its %" PRId64 " bytes",
+                       s->name, s->bytes);
+    s->blocks = calloc((size_t)s->n_blocks + 1, sizeof *s->blocks);
+    if (!s->blocks)
+        return err_set(err, ERR_NOMEM, "no memory for block digests");
+    for (int64_t i = 0; i < s->n_blocks; i++) {
+        const char *hex = json_string_value(json_array_get(blocks, (size_t)i));
+        if (!hex || digest_parse(hex, s->blocks[i]) < 0)
+            return err_set(err, ERR_INVALID,
+                           "block digest %" PRId64 " of shard '%s' is not one",
+                           i, s->name);
+    }
+    return 0;
+}
+
+static int shard_parse(const json_t *in, struct shard *s, struct err *err)
+{
+    const char *name = json_string_value(json_object_get(in, "name"));
+    const char *index = json_string_value(json_object_get(in, "index"));
+    const char *sha256 = json_string_value(json_object_get(in, "sha256"));
+    const json_t *blocks = json_object_get(in, "blocks");
+    const json_t *weight = json_object_get(in, "weight");
+    if (!name || !json_is_array(blocks))
+        return err_set(err, ERR_INVALID,
+                       "the claim names a shard without name or blocks");
+    s->name = strdup(name);
+    s->index_path = index ? strdup(index) : NULL;
+    if (!s->name || (index && !s->index_path))
+        return err_set(err, ERR_NOMEM, "no memory for the list of shards");
+    s->bytes = json_integer_value(json_object_get(in, "bytes"));
+    s->records = json_integer_value(json_object_get(in, "records"));
+    s->block_bytes = json_integer_value(json_object_get(in, "block_bytes"));
+    s->weight = json_is_number(weight) ? json_number_value(weight) : 1;
+    s->indexed = index != NULL;
+    if (s->records < 0 ||
+        (index && (!sha256 || digest_parse(sha256, s->sha256) < 0)))
+        return err_set(err, ERR_INVALID,
+                       "the claim gives shard '%s' an index, but no digest",
+                       name);
+    return parse_blocks(blocks, s, err);
+}
+
+static int open_list(const json_t *list, struct remote *remote, int first,
+                     struct shards **ret, struct err *err)
+{
     struct shards *s = calloc(1, sizeof *s);
     if (s)
         s->v = calloc(json_array_size(list) + 1, sizeof *s->v);
@@ -319,17 +459,22 @@ int shards_open(const json_t *data, struct shards **ret, struct err *err)
         free(s);
         return err_set(err, ERR_NOMEM, "no memory for the list of shards");
     }
+    pthread_mutex_init(&s->lock, NULL);
     bool changed = false;
     int r = 0;
     for (size_t i = 0; i < json_array_size(list) && r == 0; i++) {
+        const json_t *in = json_array_get(list, i);
         struct shard *one = &s->v[s->n++];
-        r = shard_parse(json_array_get(list, i), one, err);
-        if (r == 0)
-            r = shard_open(one, err);
-        changed |= one->changed;
+        r = shard_parse(in, one, err);
+        if (r == 0 && !remote)
+            r = source_open(in, &one->source, err);
+        if (r == 0 && !remote)
+            changed |= source_changed(one->source);
         s->records += one->records;
         s->bytes += one->bytes;
     }
+    if (r == 0 && remote)
+        r = far_new(s, remote, first, &s->far, err);
     if (r == 0 && changed)
         r = verifier_start(s, err);
     if (r < 0) {
@@ -340,145 +485,47 @@ int shards_open(const json_t *data, struct shards **ret, struct err *err)
     return 0;
 }
 
+int shards_open(const json_t *data, struct remote *remote, struct shards **ret,
+                struct err *err)
+{
+    const json_t *list = json_object_get(data, "shards");
+    if (!json_is_array(list))
+        return err_set(err, ERR_INVALID, "the claim names no shards");
+    return open_list(list, remote, 0, ret, err);
+}
+
+int shards_open_validation(const json_t *data, struct remote *remote,
+                           struct shards **ret, struct err *err)
+{
+    const json_t *validation = json_object_get(data, "validation");
+    return open_list(json_object_get(validation, "shards"), remote,
+                     (int)json_array_size(json_object_get(data, "shards")), ret,
+                     err);
+}
+
+void shards_interrupt(struct shards *s)
+{
+    if (s->far)
+        far_interrupt(s->far);
+}
+
 void shards_close(struct shards *s)
 {
     if (!s)
         return;
-    struct verifier *v = s->verifier;
-    if (v) {
-        atomic_store(&v->stop, true);
-        if (v->started)
-            pthread_join(v->thread, NULL);
-        pthread_cond_destroy(&v->done_cond);
-        pthread_mutex_destroy(&v->lock);
-        free(v);
-    }
+    verifier_free(s->verifier);
+    far_free(s->far);
     for (int i = 0; i < s->n; i++) {
-        free(s->v[i].name);
-        free(s->v[i].path);
-        free(s->v[i].blocks);
-        if (s->v[i].fd >= 0)
-            close(s->v[i].fd);
+        struct shard *one = &s->v[i];
+        free(one->name);
+        free(one->blocks);
+        free(one->index_path);
+        free(one->made);
+        if (one->index.map)
+            line_index_close(&one->index);
+        source_close(one->source);
     }
+    pthread_mutex_destroy(&s->lock);
     free(s->v);
     free(s);
-}
-
-/* ---- scanning ---- */
-
-int scanner_init(struct scanner *s, struct shards *shards, struct err *err)
-{
-    *s = (struct scanner){.shards = shards, .block_shard = -1};
-    for (int i = 0; i < shards->n; i++)
-        if (shards->v[i].block_bytes > s->block_bytes)
-            s->block_bytes = shards->v[i].block_bytes;
-    s->block = malloc((size_t)s->block_bytes + 1);
-    if (!s->block)
-        return err_set(err, ERR_NOMEM, "no memory for a block");
-    return 0;
-}
-
-void scanner_seek(struct scanner *s, int shard, int64_t offset)
-{
-    s->shard = shard;
-    s->offset = offset;
-}
-
-void scanner_release(struct scanner *s)
-{
-    free(s->block);
-    s->block = NULL;
-}
-
-/* The bytes of the current block from `offset` on. */
-static int scanner_load(struct scanner *s, int64_t offset, const char **ret,
-                        size_t *ret_len, struct err *err)
-{
-    const struct shard *sh = &s->shards->v[s->shard];
-    int64_t no = offset / sh->block_bytes;
-    if (s->block_shard != s->shard || s->block_no != no) {
-        s->block_shard = -1;
-        int r =
-            shards_block(s->shards, s->shard, no, s->block, &s->block_len, err);
-        if (r < 0)
-            return r;
-        s->block_shard = s->shard;
-        s->block_no = no;
-        s->bytes_read += (int64_t)s->block_len;
-    }
-    size_t at = (size_t)(offset - no * sh->block_bytes);
-    *ret = s->block + at;
-    *ret_len = s->block_len - at;
-    return 0;
-}
-
-/* One line from s->offset on, which lies within the shard: moves the offset
- * behind it. 1, or 0 when it was blank. */
-static int scanner_line(struct scanner *s, struct ref *ret, struct err *err)
-{
-    const struct shard *sh = &s->shards->v[s->shard];
-    CLEANUP(buf_release) struct buf carry = {0}; /* a line over a block's end */
-    int64_t begin = s->offset, at = begin, length = 0;
-    bool end = false, carried = false;
-    const char *line = NULL;
-    while (!end && at < sh->bytes) {
-        const char *p;
-        size_t len;
-        int r = scanner_load(s, at, &p, &len, err);
-        if (r < 0)
-            return r;
-        if (at == 0) {
-            if (len >= 2 &&
-                (!memcmp(p, "\xff\xfe", 2) || !memcmp(p, "\xfe\xff", 2)))
-                return data_err(err, sh, 0,
-                                "begins with a UTF-16 mark; records are UTF-8");
-            size_t bom = line_bom(p, len);
-            begin = at = (int64_t)bom;
-            p += bom;
-            len -= bom;
-            if (!len)
-                break;
-        }
-        const char *nl = memchr(p, '\n', len);
-        end = nl != NULL;
-        size_t n = nl ? (size_t)(nl - p) : len;
-        length += (int64_t)n;
-        at += (int64_t)n + end;
-        if (!carried && (end || at >= sh->bytes)) {
-            line = p;
-        } else if (length <= LINE_MAX_BYTES) {
-            carried = true;
-            if (buf_add(&carry, p, n) < 0)
-                return err_set(err, ERR_NOMEM, "no memory for a long line");
-        } else {
-            carried = true;
-        }
-    }
-    s->offset = at;
-    if (length > LINE_MAX_BYTES) {
-        *ret = (struct ref){s->shard, begin, length, 0};
-        return 1;
-    }
-    if (carried)
-        line = carry.data;
-    if (!line || line_is_blank(line, (size_t)length))
-        return 0;
-    *ret = (struct ref){s->shard, begin, length,
-                        (int64_t)line_hash(line, (size_t)length)};
-    return 1;
-}
-
-int scanner_next(struct scanner *s, struct ref *ret, struct err *err)
-{
-    while (s->shard < s->shards->n) {
-        if (s->offset >= s->shards->v[s->shard].bytes) {
-            s->shard++;
-            s->offset = 0;
-            continue;
-        }
-        int r = scanner_line(s, ret, err);
-        if (r != 0)
-            return r;
-    }
-    return 0;
 }

@@ -2,6 +2,7 @@
 #include "tests/unit/worker_data.h"
 #include "schema/line_hash.h"
 #include "worker/feed.h"
+#include "worker/scanner.h"
 #include "worker/shard.h"
 
 /* ---- running a feed as the trainer does ---- */
@@ -36,7 +37,7 @@ static struct feed *open_feed(const struct spec *spec, const json_t *data,
 {
     struct feed *f = NULL;
     struct err err = {0};
-    if (feed_open(spec, &spec->runtime, data, 3, &f, &err) < 0)
+    if (feed_open(spec, &spec->runtime, data, NULL, 3, &f, &err) < 0)
         fail_msg("%s", err.text);
     if (from && from->position &&
         feed_resume(f, from->position, from->buffer, from->n, &err) < 0)
@@ -373,7 +374,7 @@ static struct err after(void (*change)(const struct folder *dir, struct buf *b))
     feed_close(f);
     f = NULL;
     change(&dir, &b);
-    int r = feed_open(&spec, &spec.runtime, data, 3, &f, &err);
+    int r = feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err);
     if (r == 0)
         r = feed_resume(f, at.position, at.buffer, at.n, &err);
     while (r == 0 && (r = one_step(f, &spec, true, &l, &err)) > 0)
@@ -507,12 +508,12 @@ static void an_edit_during_the_run_is_found_when_it_is_drawn(void **state)
     AUTO_JSON json_t *data = freeze_all(&dir, "a.jsonl", NULL);
     struct err err = {0};
     struct shards *s;
-    assert_int_equal(shards_open(data, &s, &err), 0);
+    assert_int_equal(shards_open(data, NULL, &s, &err), 0);
     struct scanner scan;
     assert_int_equal(scanner_init(&scan, s, &err), 0);
     struct ref ref;
     for (int i = 0; i < 3; i++)
-        assert_int_equal(scanner_next(&scan, &ref, &err), 1);
+        assert_int_equal(scanner_next(&scan, &ref, NULL, &err), 1);
     CLEANUP(buf_release) struct buf line = {0};
     assert_int_equal(shards_line(s, &ref, &line, &err), 0);
     b.data[ref.offset + 5] ^= 1;
@@ -576,12 +577,12 @@ static void a_shard_without_records_is_refused(void **state)
         freeze_all(&dir, "empty.jsonl", "lines.jsonl", "mark.jsonl", NULL);
     struct feed *f = NULL;
     struct err err = {0};
-    assert_int_equal(feed_open(&spec, &spec.runtime, none, 1, &f, &err),
+    assert_int_equal(feed_open(&spec, &spec.runtime, none, NULL, 1, &f, &err),
                      ERR_DATA);
     assert_string_equal(err.text, "no records: 'empty.jsonl', 'lines.jsonl', "
                                   "'mark.jsonl' hold none");
     AUTO_JSON json_t *some = freeze_all(&dir, "empty.jsonl", "one.jsonl", NULL);
-    assert_int_equal(feed_open(&spec, &spec.runtime, some, 1, &f, &err),
+    assert_int_equal(feed_open(&spec, &spec.runtime, some, NULL, 1, &f, &err),
                      ERR_DATA);
     assert_string_equal(err.shard, "empty.jsonl");
     AUTO_JSON json_t *one = freeze_all(&dir, "one.jsonl", NULL);
@@ -716,13 +717,13 @@ static void a_position_outside_the_data_is_refused(void **state)
     for (int i = 0; i < 3; i++) {
         AUTO_JSON json_t *bad = json_deep_copy(at.position);
         json_object_set_new(bad, fields[i], json_integer(1000000));
-        assert_int_equal(feed_open(&spec, &spec.runtime, data, 3, &f, &err), 0);
+        assert_int_equal(feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err), 0);
         assert_int_equal(feed_resume(f, bad, at.buffer, at.n, &err),
                          ERR_CORRUPT);
         feed_close(f);
     }
     at.buffer[1] = 1 << 30;
-    assert_int_equal(feed_open(&spec, &spec.runtime, data, 3, &f, &err), 0);
+    assert_int_equal(feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err), 0);
     assert_int_equal(feed_resume(f, at.position, at.buffer, at.n, &err),
                      ERR_CORRUPT);
     feed_close(f);
