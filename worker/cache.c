@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,7 @@ struct cache {
     char *dir;
     int64_t max;
     atomic_llong bytes_read, full_until, named;
+    atomic_bool counted; /* by this process, at least once */
 };
 
 #define PATH_CAP(c) (strlen((c)->dir) + 128)
@@ -52,6 +54,18 @@ static int make_folders(const char *dir)
     return mkdir(path, 0700) < 0 && errno != EEXIST ? -1 : 0;
 }
 
+static bool is_of_use(const char *dir)
+{
+    struct stat st;
+    if (make_folders(dir) < 0 || stat(dir, &st) < 0)
+        return false;
+    if (!S_ISDIR(st.st_mode)) {
+        errno = ENOTDIR;
+        return false;
+    }
+    return access(dir, R_OK | W_OK | X_OK) == 0;
+}
+
 /* So that programs that make backups leave it out (bford.info/cachedir). */
 static void tag(const struct cache *c)
 {
@@ -78,8 +92,7 @@ int cache_open(const char *dir, int64_t max_bytes, struct cache **ret,
         return err_set(err, ERR_NOMEM, "no memory for a cache");
     }
     c->max = max_bytes;
-    if (max_bytes > 0 &&
-        (make_folders(dir) < 0 || access(dir, R_OK | W_OK | X_OK) < 0)) {
+    if (max_bytes > 0 && !is_of_use(dir)) {
         int e = errno;
         cache_close(c);
         return err_set(err, ERR_IO, "no cache of blocks can be kept in %s: %s",
@@ -274,6 +287,9 @@ static bool reserve(struct cache *c, int64_t bytes)
     if (fd < 0)
         return false;
     int64_t size = read_size(fd);
+    bool counted = atomic_exchange(&c->counted, true);
+    if (!counted && size >= 0)
+        size = evict(c, INT64_MAX);
     if (size < 0 || size + bytes > c->max) {
         /* a little more than needed: a look at all of it has its price */
         int64_t most = c->max - bytes - c->max / 32;
@@ -302,8 +318,11 @@ static int open_block(struct cache *c, const uint8_t sum[DIGEST_BYTES],
     path_of(c, sum, path, PATH_CAP(c));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat st;
-    if (fd < 0)
+    if (fd < 0) {
+        if (errno == ELOOP || errno == EMLINK)
+            cache_drop(c, sum);
         return -1;
+    }
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
         (bytes >= 0 && (int64_t)st.st_size != bytes)) {
         close(fd);
@@ -434,10 +453,12 @@ static void put(struct cache *c, const uint8_t sum[DIGEST_BYTES],
         made = close(fd) == 0 && made;
     if (made && rename(half, path) == 0)
         return;
+    /* full, read-only, whatever it is: one does without. Unless somebody has
+     * just emptied the folder. */
+    if (errno != ENOENT)
+        atomic_store(&c->full_until, now_s(CLOCK_MONOTONIC) + FULL_S);
     if (fd >= 0)
         unlink(half);
-    /* full, read-only, whatever it is: one does without */
-    atomic_store(&c->full_until, now_s(CLOCK_MONOTONIC) + FULL_S);
     give_back(c, (int64_t)(len + tail_len));
 }
 
