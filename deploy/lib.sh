@@ -29,11 +29,14 @@ libssl-dev           OpenSSL
 curl                 the program curl'
 test_packages='
 libcmocka-dev        cmocka
+zstd                 the zstd program
 binutils             nm (binutils)
 sqlite3              the sqlite3 program
 python3              Python 3
 python3-torch        PyTorch for Python
 chromium             Chromium
+clang                clang
+libclang-rt-dev      clang's sanitizers and libFuzzer
 strace               strace'
 
 say() { printf '%s\n' "$*"; }
@@ -103,6 +106,7 @@ need_elsewhere() {
         pkg-config | cmake | curl | python3 | npm | sqlite3) command -v "$name" >/dev/null ;;
         nodejs) false ;; # asked for only where it is missing
         binutils) command -v nm >/dev/null ;;
+        clang | zstd) command -v "$name" >/dev/null ;;
         strace) command -v strace >/dev/null || [ "$(uname -s)" != Linux ] ;;
         chromium) command -v chromium >/dev/null || command -v google-chrome >/dev/null ||
             [ -d "/Applications/Google Chrome.app" ] ;;
