@@ -12,9 +12,10 @@
 
 struct unpack {
     enum packing packing;
-    int64_t offset; /* compressed bytes taken so far */
-    bool any;       /* there were some */
-    bool within;    /* a member or frame has begun and not ended */
+    int64_t offset;  /* compressed bytes taken so far */
+    int64_t members; /* that have ended */
+    bool any;        /* there were some */
+    bool within;     /* a member or frame has begun and not ended */
     z_stream z;
     ZSTD_DStream *zstd;
     char text[PIECE];
@@ -118,8 +119,10 @@ static int gzip_add(struct unpack *u, const void *data, size_t len,
             if (t < 0)
                 return t;
         } while (r == Z_OK && (u->z.avail_in || !u->z.avail_out));
-        if (r == Z_STREAM_END)
+        if (r == Z_STREAM_END) {
             u->within = false;
+            u->members++;
+        }
         done += part - u->z.avail_in;
     }
     return 0;
@@ -139,6 +142,7 @@ static int zstd_add(struct unpack *u, const void *data, size_t len,
                            err);
         u->any = true;
         u->within = r != 0;
+        u->members += r == 0;
         int t = out.pos ? fn(arg, u->text, out.pos, err) : 0;
         if (t < 0)
             return t;
@@ -180,6 +184,11 @@ int unpack_end(struct unpack *u, struct err *err)
     if (u->within)
         return damaged(u, u->offset, "it is cut short", err);
     return 0;
+}
+
+int64_t unpack_members(const struct unpack *u)
+{
+    return u->members;
 }
 
 void unpack_free(struct unpack *u)

@@ -30,6 +30,7 @@ int unpack_new(enum packing packing, struct unpack **ret, struct err *err);
 int unpack_add(struct unpack *u, const void *data, size_t len,
                unpack_text_fn *fn, void *arg, struct err *err);
 int unpack_end(struct unpack *u, struct err *err); /* ERR_DATA: it is cut */
+int64_t unpack_members(const struct unpack *u); /* members or frames that ended */
 void unpack_free(struct unpack *u);
 
 #ifdef __cplusplus

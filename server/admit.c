@@ -117,10 +117,11 @@ static bool type_is(const char *type, const char *name)
 static int check_media(const struct conn *c, const struct headers *in,
                        struct err *err)
 {
-    if (in->encoding && strcasecmp(in->encoding, "identity"))
+    if (in->encoding && strcasecmp(in->encoding, "identity") &&
+        !(c->route->flags & ROUTE_STREAM))
         return err_set(err, ERR_MEDIA,
-                       "Content-Encoding '%.40s' is not supported yet: send "
-                       "the bytes as they are",
+                       "a body of Content-Encoding '%.40s' is taken by uploads "
+                       "alone: send the bytes as they are",
                        in->encoding);
     if (!in->type || !*in->type)
         return 0;
@@ -243,6 +244,14 @@ enum MHD_Result conn_admit(struct conn *c, struct MHD_Connection *mhd,
                     c->declared, c->route->body_max);
             return refuse(c, &err, 413, false);
         }
+    }
+    if (c->route->begin) {
+        /* this call is made once more when it has run, still before the body */
+        c->state = CONN_RUNNING;
+        if (!conn_suspend(c))
+            return MHD_NO;
+        conn_run(c, STAGE_BEGIN, LANE_READ);
+        return MHD_YES;
     }
     c->state = CONN_BODY;
     return MHD_YES;

@@ -9,8 +9,9 @@
  *   respond.c  answers and refusals
  *
  *   NEW -> BODY -> RUNNING -> ANSWER -> SENDING
- *    |      |         `-> GONE (hung up while it waited)
- *    |      `-> FAILED (a lane failed while the body was still coming)
+ *    | \    |         `-> GONE (hung up while it waited)
+ *    |  \   `-> FAILED (a lane failed while the body was still coming)
+ *    |   `-> RUNNING -> BEGUN -> BODY (a route that looks before the body)
  *    `-> ANSWER, DISCARD or DRAIN (refused, see respond.c)
  *
  * A connection is touched by one side at a time: by its listener's event thread
@@ -36,6 +37,7 @@
 
 enum conn_state {
     CONN_NEW,
+    CONN_BEGUN, /* the route's begin has run: it said yes, or c->err */
     CONN_BODY,
     CONN_DISCARD, /* refused; the body is read, then the answer sent */
     CONN_DRAIN,   /* refused and answered; the body is read, then we hang up */
@@ -47,6 +49,7 @@ enum conn_state {
 };
 
 enum conn_stage {
+    STAGE_BEGIN,   /* the route's begin */
     STAGE_BLOCK,   /* write a block of an upload */
     STAGE_PREPARE, /* parse, finish the upload, the route's prepare */
     STAGE_HANDLE,

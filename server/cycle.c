@@ -3,9 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 #include "schema/spec.h"
-#include "server/dataset.h"
 #include "server/event.h"
+#include "server/job.h"
 #include "server/page.h"
+#include "server/snapshot.h"
 #include "server/when.h"
 
 static void row(const struct stmt *q, struct cycle *c)
@@ -111,6 +112,21 @@ static int keep_snapshot(struct store *st, int64_t cycle, const json_t *data,
     return (int)stmt_run(&q, err);
 }
 
+int cycle_data(struct store *st, int64_t id, json_t **ret, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SNAPSHOT_GET);
+    stmt_int(&q, ":cycle", id);
+    int r = stmt_row(&q, err);
+    json_t *data = r > 0 ? col_json(&q, 0) : NULL;
+    if (r < 0 || !data)
+        return r < 0 ? r
+                     : err_set(err, ERR_DB,
+                               "the data snapshot of a cycle is gone");
+    snapshot_place(st, data);
+    *ret = data;
+    return 0;
+}
+
 /* What the cycle starts from: the end of the one before. */
 static int find_initial(struct store *st, struct cycle *c, struct err *err)
 {
@@ -125,50 +141,103 @@ static int find_initial(struct store *st, struct cycle *c, struct err *err)
     return r;
 }
 
+void (*cycle_wants_survey)(int64_t cycle);
+
 int cycle_check_data(struct store *st, int64_t id, struct err *err)
 {
     CLEANUP(spec_release) struct spec spec = {0};
-    AUTO_JSON json_t *data = NULL;
-    char digest[DIGEST_HEX];
-    int64_t records;
+    CLEANUP(snapshot_release) struct snapshot s = {0};
     struct cycle c = {.id = id};
     int r = cycle_spec(st, &c, &spec, err);
-    return r < 0
-               ? r
-               : dataset_snapshot(st, &spec.data, &data, digest, &records, err);
+    if (r >= 0)
+        r = snapshot_make(st, &spec, 0, NULL, &s, err);
+    return r < 0 ? r : 0;
 }
 
-int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
-                struct err *err)
+/* What reading found, and what it waits for. */
+static int load_survey(struct store *st, int64_t id, json_t **ret, char *waits,
+                       size_t cap, struct err *err)
 {
-    if (c->steps >= 0) { /* frozen before: only its time had to come */
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_DUE);
-        stmt_int(&q, ":id", c->id);
-        int64_t r = stmt_run(&q, err);
-        if (r < 0)
-            return (int)r;
-        snprintf(c->state, sizeof(c->state), "ready");
-        store_notify(st, NOTIFY_QUEUE);
-        return 0;
-    }
-    CLEANUP(spec_release) struct spec spec = {0};
-    int r = cycle_spec(st, c, &spec, err);
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_SURVEY);
+    stmt_int(&q, ":id", id);
+    int r = stmt_row(&q, err);
     if (r < 0)
         return r;
-    AUTO_JSON json_t *data = NULL;
-    r = dataset_snapshot(st, &spec.data, &data, c->data_digest, &c->records,
-                         err);
-    if (r < 0)
-        return r;
-    r = find_initial(st, c, err);
-    if (r < 0)
-        return r;
-    spec_cycle_signature(&spec, c->data_digest, c->signature);
-    c->epochs = spec.training.epochs;
-    c->steps = spec_steps(&spec, c->records);
-    snprintf(c->state, sizeof(c->state), "ready");
+    *ret = r > 0 ? col_json(&q, 0) : NULL;
+    snprintf(waits, cap, "%s", r > 0 ? col_text(&q, 1) : "");
+    return 0;
+}
 
-    r = keep_snapshot(st, c->id, data, err);
+static int say_waits(struct store *st, int64_t id, const char *waits,
+                     const char *looked, int64_t look_ms, const char *reason,
+                     struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_WAITS);
+    stmt_int(&q, ":id", id);
+    stmt_text(&q, ":waits", waits);
+    stmt_text(&q, ":looked", looked);
+    stmt_int(&q, ":look_ms", look_ms);
+    stmt_text(&q, ":reason", reason);
+    int64_t n = stmt_run(&q, err);
+    return n < 0 ? (int)n : 1;
+}
+
+static int wait_for_survey(struct store *st, int64_t id, const char *waits,
+                           int64_t now_ms, struct err *err)
+{
+    int r = 1;
+    if (!waits[0])
+        r = say_waits(st, id, "data", NULL, now_ms, "reads its data", err);
+    if (r > 0 && cycle_wants_survey)
+        cycle_wants_survey(id);
+    return r;
+}
+
+/* The next look is when a shard has come; below a root, after a while. */
+static int wait_for_records(struct store *st, int64_t id,
+                            const struct spec *spec, const struct snapshot *s,
+                            int64_t now_ms, struct err *err)
+{
+    char why[128], looked[64] = "";
+    snprintf(why, sizeof(why), "waits for %" PRId64 " new record%s (max_uses)",
+             s->wanted, s->wanted == 1 ? "" : "s");
+    if (spec->data.dataset) {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DATASET_LOOK);
+        stmt_text(&q, ":name", spec->data.dataset);
+        int r = stmt_row(&q, err);
+        if (r < 0)
+            return r;
+        snprintf(looked, sizeof(looked), "%s", col_text(&q, 0));
+    }
+    return say_waits(st, id, "records", looked, now_ms + CYCLE_LOOK_MS, why,
+                     err);
+}
+
+/* What the data decides, now that it is known. */
+static int freeze_done(struct store *st, const struct cycle *c, int64_t now_ms,
+                       struct err *err)
+{
+    AUTO_JSON json_t *data = NULL;
+    int r = cycle_data(st, c->id, &data, err);
+    return r < 0 ? r : job_choose_sizes(st, c->job, data, now_ms, err);
+}
+
+/* The data is frozen: all that is fixed with it. Once for each cycle. */
+static int freeze(struct store *st, struct cycle *c, const struct spec *spec,
+                  const struct snapshot *s, int64_t now_ms, struct err *err)
+{
+    int r = find_initial(st, c, err);
+    if (r < 0)
+        return r;
+    snprintf(c->data_digest, sizeof(c->data_digest), "%s", s->digest);
+    spec_cycle_signature(spec, c->data_digest, c->signature);
+    c->records = s->records;
+    c->epochs = spec->training.epochs;
+    c->steps = s->steps;
+    snprintf(c->state, sizeof(c->state), "ready");
+    r = keep_snapshot(st, c->id, s->data, err);
+    if (r >= 0)
+        r = snapshot_used(st, spec, c->job, s, err);
     if (r < 0)
         return r;
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_FREEZE);
@@ -181,10 +250,51 @@ int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
     stmt_int(&q, ":base", c->step_base);
     if (c->initial)
         stmt_int(&q, ":initial", c->initial);
+    if (s->take >= 0) {
+        stmt_int(&q, ":fresh", s->fresh);
+        stmt_int(&q, ":take", s->take);
+        stmt_int(&q, ":uses_left", s->uses_left);
+    }
     stmt_int(&q, ":now", now_ms);
     store_notify(st, NOTIFY_QUEUE);
     int64_t n = stmt_run(&q, err);
-    return n < 0 ? (int)n : 0;
+    return n < 0 ? (int)n : freeze_done(st, c, now_ms, err);
+}
+
+/* Frozen before: only its time had to come. */
+static int due(struct store *st, struct cycle *c, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_DUE);
+    stmt_int(&q, ":id", c->id);
+    int64_t r = stmt_run(&q, err);
+    if (r < 0)
+        return (int)r;
+    snprintf(c->state, sizeof(c->state), "ready");
+    store_notify(st, NOTIFY_QUEUE);
+    return 0;
+}
+
+int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
+                struct err *err)
+{
+    if (c->steps >= 0)
+        return due(st, c, err);
+    CLEANUP(spec_release) struct spec spec = {0};
+    CLEANUP(snapshot_release) struct snapshot s = {0};
+    AUTO_JSON json_t *survey = NULL;
+    char waits[16];
+    int r = cycle_spec(st, c, &spec, err);
+    if (r >= 0)
+        r = load_survey(st, c->id, &survey, waits, sizeof(waits), err);
+    if (r >= 0)
+        r = snapshot_make(st, &spec, c->job, survey, &s, err);
+    if (r < 0)
+        return r;
+    if (r == 0)
+        return wait_for_survey(st, c->id, waits, now_ms, err);
+    if (s.wanted)
+        return wait_for_records(st, c->id, &spec, &s, now_ms, err);
+    return freeze(st, c, &spec, &s, now_ms, err);
 }
 
 int cycle_again(struct store *st, const struct cycle *c, const char *reason,
@@ -262,6 +372,8 @@ static json_t *cycle_json(const struct stmt *q)
     json_object_set_new(j, "created_at", when_json(col_int(q, 16)));
     json_object_set_new(j, "started_at", when_json(col_int(q, 17)));
     json_object_set_new(j, "ended_at", when_json(col_int(q, 18)));
+    json_object_set_new(j, "fresh", col_int_or_null(q, 19));
+    json_object_set_new(j, "take", col_int_or_null(q, 20));
     return j;
 }
 

@@ -1,6 +1,6 @@
 /* cycle.h - one training run over frozen data.
  *
- *                 data frozen                claim
+ *            data read, frozen               claim
  *   waiting ─────────────────────► ready ──────────────► leased
  *      ▲  after, the cycle before,   ▲                   │ │ │
  *      │  back-off                   │  yielded (front), │ │ │
@@ -13,7 +13,8 @@
  * A cycle goes on from its newest good checkpoint; without one, from the end
  * of the cycle before (initial), or from the start. Its data, its signature
  * and its count of steps are fixed when it first becomes ready. Only the
- * lowest open cycle of a job may become ready. */
+ * lowest open cycle of a job may become ready. Where data must be read before
+ * it is frozen, or new records must come first, it goes on waiting. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -23,6 +24,9 @@
 #include "server/store.h"
 
 struct spec;
+
+/* One that waits for new records below a root looks again after this long. */
+#define CYCLE_LOOK_MS 5000
 
 struct cycle {
     int64_t id, job, number, token, step_base;
@@ -60,12 +64,18 @@ int cycle_spec_json(struct store *st, const struct cycle *c, json_t **ret,
 int cycle_add(struct store *st, int64_t job, int64_t number,
               const json_t *own_spec, int64_t now_ms, struct err *err);
 /* Would its data freeze now? For one whose turn is not yet: a mistake is said
- * to whoever makes it. The errors are dataset_snapshot's. */
+ * to whoever makes it. The errors are snapshot_make's. */
 int cycle_check_data(struct store *st, int64_t id, struct err *err);
-/* Freeze the data, count the steps and make it ready. The errors are
- * dataset_snapshot's. */
+/* Freeze the data, count the steps and make it ready: 0. 1: it waits still, for
+ * data to be read or for new records, and says so. The errors are
+ * snapshot_make's. */
 int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
                 struct err *err);
+/* What it is trained on, once it is frozen: as a claim has it. Caller owns. */
+int cycle_data(struct store *st, int64_t id, json_t **ret, struct err *err);
+/* Told, within the transaction, of a cycle whose data must be read first: sees
+ * to it that it is, once that is committed. Set once, by survey.c. */
+extern void (*cycle_wants_survey)(int64_t cycle);
 /* Ready or waiting again after a lease, for `reason`. It stands at `step`. */
 int cycle_again(struct store *st, const struct cycle *c, const char *reason,
                 bool front, int64_t not_before_ms, int64_t step, int64_t epoch,

@@ -1,10 +1,10 @@
-/* dataset.h - named rows of shards, and the snapshot a cycle is trained on.
+/* dataset.h - named rows of shards, and what their records must look like.
  *
- * A shard is one JSONL file at DIR/datasets/<dataset>/<shard>, published whole
- * and never changed: other bytes under its name are refused. A snapshot freezes
- * which shards a cycle reads, their sizes and a digest per block, so that what
- * is trained on can be checked as it is read. Shards stand in bytewise order of
- * their names. */
+ * A shard is one text of JSON lines at DIR/datasets/<dataset>/<shard>, plain or
+ * as zstd frames, published whole and never changed: another text under its name
+ * is refused. Sizes and digests are those of the text. Shards stand in bytewise
+ * order of their names. Once a dataset has a record description, what is
+ * uploaded is checked against it. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -14,17 +14,29 @@
 #include "schema/spec.h"
 #include "server/store.h"
 
+struct intake_rules;
 struct upload;
 
 /* [A-Za-z0-9][A-Za-z0-9._-]{0,127} without "..". ERR_INVALID naming `what`. */
 int dataset_name_check(const char *name, const char *what, struct err *err);
 
-/* Take a complete upload as shard `name`. *ret_new: false when the same bytes
- * were there already (the upload is left unpublished); ERR_CONFLICT when other
- * bytes were. */
+/* What records of the dataset must look like: 1; 0: nothing is said. */
+int dataset_rules(struct store *st, const char *name, struct intake_rules **ret,
+                  struct err *err);
+/* Say it: {"record", "bad_records", "policy_tolerance"}; makes the dataset when
+ * it is new. */
+int dataset_describe(struct store *st, const char *name, const json_t *in,
+                     int64_t now_ms, bool *ret_new, struct err *err);
+
+/* Take a complete upload as shard `name`. *ret_new: false when the same text
+ * was there already (the upload is left unpublished); ERR_CONFLICT when another
+ * was, ERR_PRECONDITION when any was and only_new. */
 int dataset_put(struct store *st, const char *dataset, const char *shard,
-                struct upload *up, int64_t now_ms, bool *ret_new, json_t **ret,
-                struct err *err);
+                struct upload *up, bool only_new, int64_t now_ms, bool *ret_new,
+                json_t **ret, struct err *err);
+/* Take it as a shard that is given its name. */
+int dataset_append(struct store *st, const char *dataset, struct upload *up,
+                   int64_t now_ms, json_t **ret, struct err *err);
 
 int dataset_list(struct store *st, int64_t after, int64_t limit, json_t **ret,
                  struct err *err);
@@ -33,11 +45,16 @@ int dataset_get(struct store *st, const char *name, json_t **ret,
                 struct err *err);
 struct shard_file {
     char path[4096];
-    char sha256[DIGEST_HEX];
-    int64_t bytes;
+    char sha256[DIGEST_HEX], form[8];
+    int64_t bytes; /* of the text */
 };
 int dataset_shard(struct store *st, const char *dataset, const char *shard,
                   struct shard_file *ret, struct err *err);
+
+/* 1: *ret is that of its text; 0: there is none. */
+int dataset_shard_sha256(struct store *st, const char *dataset,
+                         const char *shard, char ret[DIGEST_HEX],
+                         struct err *err);
 
 /* Remove all of it, or one shard (else NULL). ERR_CONFLICT while a job that
  * has not ended needs it. The files go with the next dataset_unlink. */
@@ -49,14 +66,10 @@ int dataset_delete(struct store *st, const char *dataset, const char *shard,
 int dataset_doomed(struct store *st, json_t **ret, struct err *err);
 /* Unlink those that are doomed still. The count. */
 int dataset_unlink(struct store *st, const json_t *doomed, struct err *err);
+/* A row with this text is gone: its index goes, too, unless another has it. */
+int dataset_doom_index(struct store *st, const char *sha256, struct err *err);
+/* At start: unlink indexes of texts that nobody has. The count. */
+int dataset_sweep_index(struct store *st, struct err *err);
 
 /* 0 when it exists; else ERR_INVALID at /data/dataset. */
 int dataset_exists(struct store *st, const char *name, struct err *err);
-/* Freeze: *ret_data as the claim's `data` has it, paths relative to DIR.
- * ERR_INVALID with a pointer when nothing matches, ERR_DATA with the shard
- * when one is empty. */
-int dataset_snapshot(struct store *st, const struct data_spec *d,
-                     json_t **ret_data, char ret_digest[DIGEST_HEX],
-                     int64_t *ret_records, struct err *err);
-/* A snapshot's paths made absolute, for the claim. */
-void dataset_snapshot_place(struct store *st, json_t *data);

@@ -1,106 +1,16 @@
 #include "server/dry_run.h"
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "schema/json_read.h"
 #include "schema/memory_need.h"
-#include "schema/record.h"
-#include "server/dataset.h"
 #include "server/job.h"
 #include "server/match.h"
+#include "server/sample.h"
+#include "server/snapshot.h"
 #include "server/worker.h"
-
-/* ---- a look at the data ---- */
-
-#define SHARDS_READ 8
-#define BYTES_READ ((size_t)256 << 10) /* of each: its beginning */
-
-struct sample {
-    int64_t records, bad;
-    int *longest;                 /* per dimension */
-    struct batch_shape sum, most; /* of the records, one by one */
-    double rows_squared, pairs_squared;
-    char first_bad[600];
-};
-
-static void count_record(const struct spec *spec, const int *lengths,
-                         struct sample *s)
-{
-    struct batch_shape one = {0};
-    batch_shape_add(spec, lengths, &one);
-    s->records++;
-    s->sum.rows += one.rows;
-    s->sum.pairs += one.pairs;
-    s->sum.candidates += one.candidates;
-    s->sum.cross += one.cross;
-    s->rows_squared += one.rows * one.rows;
-    s->pairs_squared += one.pairs * one.pairs;
-    for (int d = 0; d < spec->record.n_dims; d++)
-        if (lengths[d] > s->longest[d])
-            s->longest[d] = lengths[d];
-}
-
-/* The whole lines of `text`, and its last one if the shard ends with it. */
-static void count_lines(const struct spec *spec, struct record_decoder *decoder,
-                        const char *shard, const char *text, size_t len,
-                        bool whole, struct sample *s)
-{
-    int64_t number = 0;
-    for (size_t at = 0; at < len; number++) {
-        const char *line = text + at, *end = memchr(line, '\n', len - at);
-        size_t n = end ? (size_t)(end - line) : len - at;
-        at += n + 1;
-        if ((!end && !whole) || strspn(line, " \t\r") >= n)
-            continue; /* cut, or blank */
-        const struct record *r;
-        struct err err = {0};
-        if (record_decode(decoder, line, n, &r, &err) >= 0) {
-            count_record(spec, r->lengths, s);
-            continue;
-        }
-        if (!s->bad++)
-            snprintf(s->first_bad, sizeof(s->first_bad),
-                     "shard %.128s, line %" PRId64 "%s%s: %.300s", shard,
-                     number + 1, err.field[0] ? ", field " : "", err.field,
-                     err.text);
-    }
-}
-
-static void read_shard(const struct spec *spec, struct record_decoder *decoder,
-                       const json_t *shard, struct sample *s)
-{
-    const char *path = json_string_value(json_object_get(shard, "path"));
-    const char *name = json_string_value(json_object_get(shard, "name"));
-    int64_t bytes = json_integer_value(json_object_get(shard, "bytes"));
-    size_t want = bytes < (int64_t)BYTES_READ ? (size_t)bytes : BYTES_READ;
-    AUTO_FREE char *text = malloc(want + 1);
-    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = text && fd >= 0 ? pread(fd, text, want, 0) : -1;
-    if (n <= 0)
-        return; /* the worker will say so, naming it */
-    text[n] = 0;
-    count_lines(spec, decoder, name, text, (size_t)n, n == bytes, s);
-}
-
-static int sample(const struct spec *spec, const json_t *shards,
-                  struct sample *s, struct err *err)
-{
-    struct record_decoder *decoder = NULL;
-    int r = record_decoder_new(&spec->record, spec->data.policy_tolerance,
-                               &decoder, err);
-    if (r < 0)
-        return r;
-    size_t n = json_array_size(shards);
-    size_t read = n < SHARDS_READ ? n : SHARDS_READ;
-    for (size_t i = 0; i < read; i++)
-        read_shard(spec, decoder, json_array_get(shards, i * n / read), s);
-    record_decoder_free(decoder);
-    return 0;
-}
 
 /* ---- memory ---- */
 
@@ -114,9 +24,10 @@ static double high(double sum, double squares, double records, double n)
 }
 
 /* A micro-batch as large as they come: on the CPU its real rows; elsewhere all
- * records are as long as the longest, or as the padding's minimum. */
+ * records are as long as the longest is padded to. */
 static struct batch_shape micro_batch(const struct spec *spec,
-                                      const struct sample *s, bool packed)
+                                      const struct sample *s,
+                                      const struct padding *p, bool packed)
 {
     double n = spec->runtime.micro_batch;
     struct batch_shape b = {0};
@@ -131,10 +42,8 @@ static struct batch_shape micro_batch(const struct spec *spec,
     }
     AUTO_FREE int *padded =
         calloc((size_t)spec->record.n_dims + 1, sizeof(int));
-    for (int d = 0; padded && d < spec->record.n_dims; d++) {
-        int least = spec->runtime.padding.minimum[d];
-        padded[d] = s->longest[d] > least ? s->longest[d] : least;
-    }
+    for (int d = 0; padded && d < spec->record.n_dims; d++)
+        padded[d] = padding_length(p, d, s->lengths[d].max);
     if (padded)
         batch_shape_add(spec, padded, &b);
     b.rows *= n;
@@ -144,17 +53,29 @@ static struct batch_shape micro_batch(const struct spec *spec,
     return b;
 }
 
-static json_t *memory_json(const struct spec *spec, const struct sample *s,
-                           const char *device, struct memory_need *ret)
+static json_t *lengths_json(const struct spec *spec, const struct sample *s,
+                            const struct padding *p)
 {
-    struct batch_shape b = micro_batch(spec, s, !strcmp(device, "cpu"));
+    json_t *out = json_object();
+    for (int d = 0; d < spec->record.n_dims; d++) {
+        json_t *one = json_pack("{si si}", "longest", s->lengths[d].max,
+                                "minimum", p->minimum[d]);
+        json_t *sizes = p->mode == PADDING_LADDER ? json_array() : NULL;
+        for (int i = 0; sizes && i < p->sizes[d].n; i++)
+            json_array_append_new(sizes, json_integer(p->sizes[d].v[i]));
+        if (sizes)
+            json_object_set_new(one, "sizes", sizes);
+        json_object_set_new(out, spec->record.dims[d], one);
+    }
+    return out;
+}
+
+static json_t *memory_json(const struct spec *spec, const struct sample *s,
+                           const struct padding *p, const char *device,
+                           struct memory_need *ret)
+{
+    struct batch_shape b = micro_batch(spec, s, p, !strcmp(device, "cpu"));
     memory_need(spec, &b, device, ret);
-    json_t *lengths = json_object();
-    for (int d = 0; d < spec->record.n_dims; d++)
-        json_object_set_new(lengths, spec->record.dims[d],
-                            json_pack("{si si}", "longest", s->longest[d],
-                                      "minimum",
-                                      spec->runtime.padding.minimum[d]));
     return json_pack(
         "{ss sI sI sI sI sI sI sI sI so sI}", "device", device, "total_bytes",
         (json_int_t)ret->total, "weights_bytes", (json_int_t)ret->weights,
@@ -162,8 +83,8 @@ static json_t *memory_json(const struct spec *spec, const struct sample *s,
         (json_int_t)ret->optimizer, "activations_bytes",
         (json_int_t)ret->activations, "snapshot_bytes",
         (json_int_t)ret->snapshot, "library_bytes", (json_int_t)ret->library,
-        "host_bytes", (json_int_t)ret->host, "lengths", lengths,
-        "sampled_records", (json_int_t)s->records);
+        "host_bytes", (json_int_t)ret->host, "lengths",
+        lengths_json(spec, s, p), "sampled_records", (json_int_t)s->records);
 }
 
 /* ---- workers ---- */
@@ -246,27 +167,47 @@ static void warn_of_memory(json_t *to, const struct fits *f,
     }
 }
 
+/* How many records it will be validated with; null: not known yet. */
+static json_t *validation_records(const struct spec *spec, const json_t *data,
+                                  bool known)
+{
+    const json_t *own =
+        json_object_get(json_object_get(data, "validation"), "shards");
+    const char *count = own ? "records" : "held_out";
+    int64_t n = 0;
+    size_t i;
+    json_t *shard;
+    if (!known)
+        return json_null();
+    json_array_foreach((json_t *)(own ? own : json_object_get(data, "shards")),
+                       i, shard) n +=
+        json_integer_value(json_object_get(shard, count));
+    int64_t most = spec->training.validation.records;
+    return json_integer(n < most ? n : most);
+}
+
 int dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
             json_t **ret, struct err *err)
 {
-    AUTO_JSON json_t *data = NULL, *able = json_array(), *others = json_array();
+    CLEANUP(snapshot_release) struct snapshot frozen = {0};
+    AUTO_JSON json_t *able = json_array(), *others = json_array();
     AUTO_JSON json_t *seen = json_object(), *memory = json_object();
     AUTO_JSON json_t *warnings = json_array();
-    char digest[DIGEST_HEX];
-    int64_t records = 0;
     int r = job_check(st, spec, err);
     if (r >= 0)
-        r = dataset_snapshot(st, &spec->data, &data, digest, &records, err);
+        r = snapshot_guess(st, spec, &frozen, err);
     if (r < 0)
         return r;
-    dataset_snapshot_place(st, data);
+    bool known = r > 0;
+    snapshot_place(st, frozen.data);
 
-    AUTO_FREE int *longest =
-        calloc((size_t)spec->record.n_dims + 1, sizeof(int));
-    struct sample s = {.longest = longest};
-    if (!longest)
-        return err_set(err, ERR_NOMEM, "no memory for a dry run");
-    r = sample(spec, json_object_get(data, "shards"), &s, err);
+    CLEANUP(sample_release) struct sample s = {0};
+    CLEANUP(padding_release) struct padding padding = {0};
+    r = sample_read(spec, frozen.data, &s, err);
+    if (r >= 0)
+        r = padding_copy(&spec->runtime.padding, &padding, err);
+    if (r >= 0) /* as the first freeze will, with the data of then */
+        r = sample_choose(&s, spec->runtime.micro_batch, &padding, err);
     if (r < 0)
         return r;
     struct fits f = {.runtime = json_object_get(spec->resolved, "runtime"),
@@ -283,20 +224,26 @@ int dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
                  strcmp(wanted, "auto") ? wanted : "cpu");
     }
     struct memory_need need;
-    json_t *estimate = memory_json(spec, &s, f.device, &need);
+    json_t *estimate = memory_json(spec, &s, &padding, f.device, &need);
     if (s.bad)
         warn(warnings,
              "%" PRId64 " of %" PRId64 " records that were looked at do not "
              "fit the spec; the first: %s",
              s.bad, s.bad + s.records, s.first_bad);
     warn_of_memory(warnings, &f, &need);
+    if (!known)
+        warn(warnings, "some of the data is yet to be read: its records are "
+                       "counted when it is frozen for a cycle");
     if (!json_array_size(able) && json_array_size(others))
         warn(warnings, "none of the workers there can train it");
-    *ret = json_pack("{sO ss sI sI sI ss so sO sO sO}", "spec", spec->resolved,
-                     "signature", spec->signature, "parameters",
-                     spec_parameters(spec), "records", records, "steps",
-                     spec_steps(spec, records), "data_digest", digest, "memory",
-                     estimate, "workers", able, "others", others, "warnings",
-                     warnings);
+    /* what has to be read first is not known before */
+    *ret = json_pack(
+        "{sO ss sI so so so ss? so sO sO sO}", "spec", spec->resolved,
+        "signature", spec->signature, "parameters", spec_parameters(spec),
+        "records", known ? json_integer(frozen.records) : json_null(),
+        "validation_records", validation_records(spec, frozen.data, known),
+        "steps", known ? json_integer(frozen.steps) : json_null(),
+        "data_digest", known ? frozen.digest : NULL, "memory", estimate,
+        "workers", able, "others", others, "warnings", warnings);
     return *ret ? 0 : err_set(err, ERR_NOMEM, "no memory for a dry run");
 }

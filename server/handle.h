@@ -38,8 +38,11 @@ handler_fn handle_checkpoint_state, handle_model;
 handler_fn handle_checkpoint_patch, handle_checkpoint_delete;
 handler_fn handle_backup; /* handle_backup.c */
 /* handle_dataset.c */
+handler_fn handle_upload_begin, handle_upload_prepare;
 handler_fn handle_shard_put, handle_shard_get, handle_shard_delete;
+handler_fn handle_dataset_put, handle_records_post;
 handler_fn handle_dataset_list, handle_dataset_get, handle_dataset_delete;
+handler_fn handle_inspect; /* handle_inspect.c */
 /* handle_lease.c */
 handler_fn handle_lease_list, handle_lease_claim, handle_lease_heartbeat;
 handler_fn handle_chunk_prepare, handle_chunk_head_prepare, handle_chunk_put,

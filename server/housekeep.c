@@ -5,9 +5,12 @@
 #include "server/lane.h"
 #include "server/lease.h"
 #include "server/once.h"
+#include "server/partial.h"
 #include "server/retention.h"
 #include "server/room.h"
 #include "server/server.h"
+#include "server/survey.h"
+#include "server/root.h"
 #include "server/unfit.h"
 #include "server/worker.h"
 
@@ -24,12 +27,18 @@ static int on_write(void *arg, struct ctx *ctx, struct err *err)
                       ctx->mono_ms, err);
     if (r >= 0)
         r = unfit_tell(ctx->st, ctx->now_ms, err);
+    if (r >= 0)
+        r = survey_tick(ctx->st, ctx->now_ms, err);
     if (r >= 0 && backups_may_sweep(ctx->server->backups, h->turn))
         r = dataset_unlink(ctx->st, h->doomed, err);
     if (r >= 0 && h->beats % PRUNE_BEATS == 0)
         r = retention_prune(ctx->st, &h->job_after, ctx->now_ms, err);
+    if (h->beats % FORGET_BEATS == 0)
+        partials_expire(ctx->server->partials, ctx->mono_ms);
     if (r >= 0 && h->beats % FORGET_BEATS == 0)
         r = once_prune(ctx->st, ctx->now_ms, err);
+    if (r >= 0 && h->beats % FORGET_BEATS == 1) /* at the start as well */
+        r = root_sweep_copies(ctx->st, err);
     if (r >= 0 && h->beats % FORGET_BEATS == 0)
         r = worker_prune(ctx->st, ctx->now_ms, err);
     return r;

@@ -9,6 +9,7 @@
 #include "schema/wire.h"
 #include "server/conn.h"
 #include "server/listen.h"
+#include "server/partial.h"
 #include "server/server.h"
 #include "server/upload.h"
 
@@ -116,7 +117,9 @@ static enum MHD_Result conn_dispatch(struct conn *c)
     }
     if (prepare)
         conn_run(c, STAGE_PREPARE,
-                 route->lane == LANE_CHUNK ? LANE_BULK : LANE_READ);
+                 route->lane == LANE_CHUNK || route->flags & ROUTE_STREAM
+                     ? LANE_BULK
+                     : LANE_READ);
     else
         conn_run(c, STAGE_HANDLE, route->lane);
     return MHD_YES;
@@ -133,6 +136,11 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd,
     switch (c->state) {
     case CONN_NEW:
         return conn_admit(c, mhd, method);
+    case CONN_BEGUN:
+        if (c->err.code)
+            return refuse(c, &c->err, reply_status_of(c->err.code), false);
+        c->state = CONN_BODY;
+        return *size ? conn_body(c, data, size) : MHD_YES;
     case CONN_BODY:
         return *size ? conn_body(c, data, size) : conn_dispatch(c);
     case CONN_DISCARD:
@@ -220,7 +228,12 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     *con_cls = NULL;
     fresh_drop(c);
     reply_clear(&c->reply);
-    upload_free(c->req.upload);
+    if (c->req.upload && req_param(&c->req, "shard")[0])
+        partials_keep(c->h->server->partials, req_param(&c->req, "name"),
+                      req_param(&c->req, "shard"), c->req.upload,
+                      server_mono_ms());
+    else
+        upload_free(c->req.upload);
     if (c->req.prepared && c->req.prepared_free)
         c->req.prepared_free(c->req.prepared);
     json_decref(c->req.json);

@@ -14,8 +14,10 @@
  *
  * CHUNK and BULK take what processor the others leave, so that a large save
  * delays no claim. A route's `prepare`, if any, runs on a READ thread (BULK: for
- * the CHUNK lane) before the handler: costly checks that need no write (parse a
- * spec, verify chunks). What it makes goes into req->prepared. A prepare that replies is the end of it.
+ * the CHUNK lane and for uploads) before the handler: costly checks that need no
+ * write (parse a spec, verify chunks). What it makes goes into req->prepared. A
+ * prepare that replies is the end of it. A `begin` runs before the body comes and
+ * can refuse it.
  * A handler that has nothing to say yet calls reply_wait: the request is parked
  * and the handler runs again when something it named has changed or its time
  * has come; so it must not note (store_notify) what it waits for. A client that
@@ -84,6 +86,7 @@ struct route {
     handler_fn *handler, *prepare;
     unsigned flags;
     const char *query; /* its parameters beside ?as=, blanks between; or NULL */
+    handler_fn *begin; /* READ, before the body is asked for; only refuses */
 };
 enum route_flags {
     ROUTE_RAW = 1,    /* the body is bytes, not JSON */

@@ -4,8 +4,8 @@
 #include <string.h>
 #include "schema/json_read.h"
 #include "server/cycle.h"
-#include "server/dataset.h"
 #include "server/event.h"
+#include "server/snapshot.h"
 
 /* ---- rows ---- */
 
@@ -117,7 +117,7 @@ int job_check(struct store *st, const struct spec *spec, struct err *err)
         if (r < 0)
             return r;
     }
-    return dataset_exists(st, spec->data.dataset, err);
+    return snapshot_check(st, spec, err);
 }
 
 static int insert(struct store *st, const struct spec *spec, int64_t sweep,
@@ -129,7 +129,7 @@ static int insert(struct store *st, const struct spec *spec, int64_t sweep,
     stmt_text(&q, ":kind", spec->kind);
     stmt_json(&q, ":spec", spec->resolved);
     stmt_text(&q, ":signature", spec->signature);
-    stmt_text(&q, ":dataset", spec->data.dataset);
+    stmt_text(&q, ":dataset", spec->data.dataset ? spec->data.dataset : "");
     stmt_int(&q, ":cycles", spec->cycles);
     stmt_int(&q, ":parameters", spec_parameters(spec));
     stmt_int(&q, ":priority", spec->priority);
@@ -447,9 +447,10 @@ int job_add_cycle(struct store *st, int64_t id, const json_t *body,
     if (r < 0)
         return r;
     if (own) {
-        const char *name = json_string_value(
-            json_object_get(json_object_get(own, "data"), "dataset"));
-        r = dataset_exists(st, name ? name : "", err);
+        CLEANUP(spec_release) struct spec spec = {0};
+        r = spec_parse(own, &spec, err);
+        if (r >= 0)
+            r = snapshot_check(st, &spec, err);
         if (r < 0)
             return r;
     }

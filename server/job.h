@@ -69,6 +69,10 @@ int job_list(struct store *st, const struct job_filter *f, json_t **ret,
  * differ from what is there: ERR_CONFLICT with the pointer of the field. */
 int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
               struct err *err);
+/* Where its policy has a ladder whose sizes are yet to be chosen: choose them from
+ * the data of its cycle (as a claim has it, paths placed) and keep them. */
+int job_choose_sizes(struct store *st, int64_t id, const json_t *data,
+                     int64_t now_ms, struct err *err);
 /* "e3": a job's ETag is its edit, which a patch raises and progress does not. */
 #define JOB_ETAG_MAX 24
 void job_etag(int64_t edit, char out[JOB_ETAG_MAX]);

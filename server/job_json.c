@@ -111,7 +111,9 @@ static json_t *job_json(const struct stmt *q, bool whole)
     json_object_set_new(j, "runtime_version", json_integer(col_int(q, 18)));
     if (!col_null(q, 19))
         json_object_set_new(j, "model_sha256", json_string(col_text(q, 19)));
-    json_object_set_new(j, "dataset", json_string(col_text(q, 20)));
+    json_object_set_new(j, "dataset",
+                        col_text(q, 20)[0] ? json_string(col_text(q, 20))
+                                           : json_null());
     json_object_set_new(j, "parameters", json_integer(col_int(q, 21)));
     if (!col_null(q, 22))
         json_object_set_new(j, "error", col_json(q, 22));

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "schema/json_read.h"
+#include "server/cycle.h"
 #include "server/event.h"
 #include "server/job.h"
 
@@ -50,8 +51,24 @@ static int patched_spec(const struct job *j, const json_t *patch,
     AUTO_JSON json_t *spec = current_spec(j);
     if (!spec)
         return err_set(err, ERR_NOMEM, "no memory");
+    runtime_make_way(json_object_get(spec, "runtime"),
+                     json_object_get(patch, "runtime"));
     merge_patch(spec, patch);
     return spec_parse(spec, ret, err);
+}
+
+/* Other data than the job's: what chooses among the job's goes. */
+static void make_way(json_t *data, const json_t *patch)
+{
+    const char *const gone[] = {"dataset", "root", "match", "shards"};
+    if (!json_is_string(json_object_get(patch, "dataset")) &&
+        !json_is_string(json_object_get(patch, "root")))
+        return;
+    bool root = json_is_string(json_object_get(patch, "root"));
+    if (root == (json_object_get(data, "root") != NULL))
+        return;
+    for (size_t i = 0; i < sizeof(gone) / sizeof(*gone); i++)
+        json_object_del(data, gone[i]);
 }
 
 int job_own_spec(const struct job *j, const json_t *data,
@@ -62,8 +79,10 @@ int job_own_spec(const struct job *j, const json_t *data,
     AUTO_JSON json_t *spec = current_spec(j);
     if (!spec)
         return err_set(err, ERR_NOMEM, "no memory");
-    if (data)
+    if (data) {
+        make_way(json_object_get(spec, "data"), data);
         merge_patch(json_object_get(spec, "data"), data);
+    }
     if (training)
         merge_patch(json_object_get(spec, "training"), training);
     CLEANUP(spec_release) struct spec parsed = {0};
@@ -170,6 +189,20 @@ static int refuse_inexact(struct store *st, const struct job *j,
     return 0;
 }
 
+/* A ladder that has yet to get its sizes gets them now if the data is frozen, else
+ * when it is. */
+static int choose_sizes(struct store *st, int64_t id, int64_t now_ms,
+                        struct err *err)
+{
+    struct cycle c;
+    AUTO_JSON json_t *data = NULL;
+    int r = cycle_open(st, id, &c, err);
+    if (r <= 0 || c.steps < 0)
+        return r;
+    r = cycle_data(st, c.id, &data, err);
+    return r < 0 ? r : job_choose_sizes(st, id, data, now_ms, err);
+}
+
 /* ---- If-Match ---- */
 
 int job_if_match(struct store *st, int64_t id, const char *header,
@@ -259,6 +292,11 @@ int job_patch(struct store *st, int64_t id, const json_t *patch, int64_t now_ms,
         int64_t n = stmt_run(&q, err);
         if (n < 0)
             return (int)n;
+    }
+    if (new.runtime.padding.count) {
+        r = choose_sizes(st, id, now_ms, err);
+        if (r < 0)
+            return r;
     }
     AUTO_FREE char *text = json_dumps(patch, JSON_COMPACT);
     r = event_add(

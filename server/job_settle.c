@@ -278,7 +278,9 @@ static int advance(struct store *st, struct wave *w, const struct job *j,
     if (r < 0)
         return r;
     r = cycle_ready(st, c, now_ms, &cause);
-    if (r >= 0)
+    if (r > 0) /* it waits still, and says for what */
+        return 0;
+    if (r == 0)
         return say_ready(st, c, waited, now_ms, err);
     if ((r != ERR_DATA && r != ERR_INVALID) || (strict && r == ERR_INVALID)) {
         *err = cause;

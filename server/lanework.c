@@ -1,8 +1,9 @@
 /* lanework.c - what a connection has done on the lanes, and what follows.
  *
+ *   BEGIN    the route's begin, before the body                         READ
  *   BLOCK    a block of an upload goes to disk while more of it comes   BULK
- *   PREPARE  parse a large body, end the upload, the route's prepare    READ
- *            (for the CHUNK lane: check the digest)                     BULK
+ *   PREPARE  parse a large body, the route's prepare                    READ
+ *            (end an upload; for the CHUNK lane: check the digest)      BULK
  *   HANDLE   the handler                                    the route's lane
  *   READ     fill the window of a body that is being sent               READ
  *   STREAM   ask a stream for more                                      READ
@@ -24,9 +25,7 @@
 static int stage_block(struct conn *c, struct err *err)
 {
     int r = 0;
-    if (!c->req.upload)
-        r = upload_new(c->h->server->tmp_dir, &c->req.upload, err);
-    if (r >= 0 && c->req.body.len)
+    if (c->req.body.len)
         r = upload_add(c->req.upload, c->req.body.data, c->req.body.len, err);
     buf_clear(&c->req.body);
     return r;
@@ -100,6 +99,8 @@ static int conn_task(struct task *t, struct ctx *ctx, struct err *err)
     struct conn *c = (struct conn *)t;
     conn_see(c);
     switch (c->stage) {
+    case STAGE_BEGIN:
+        return c->route->begin(ctx, &c->req, &c->reply, err);
     case STAGE_BLOCK:
         return stage_block(c, err);
     case STAGE_PREPARE:
@@ -155,6 +156,14 @@ static void conn_done(struct task *t)
 {
     struct conn *c = (struct conn *)t;
     switch (c->stage) {
+    case STAGE_BEGIN:
+        if (t->result < 0) {
+            c->err = t->err;
+            log_failure(c, &c->err);
+        }
+        c->state = CONN_BEGUN;
+        conn_resume(c);
+        return;
     case STAGE_BLOCK:
         if (t->result < 0) {
             c->err = t->err;

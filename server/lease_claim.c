@@ -13,7 +13,6 @@
 #include "schema/spec.h"
 #include "server/checkpoint.h"
 #include "server/cycle.h"
-#include "server/dataset.h"
 #include "server/event.h"
 #include "server/job.h"
 #include "server/lease.h"
@@ -153,19 +152,6 @@ static int take_cycle(struct store *st, const struct fit *f,
 
 /* ---- the answer ---- */
 
-static int snapshot(struct store *st, int64_t cycle, json_t **ret,
-                    struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SNAPSHOT_GET);
-    stmt_int(&q, ":cycle", cycle);
-    int r = stmt_row(&q, err);
-    if (r > 0)
-        *ret = col_json(&q, 0);
-    if (r < 0 || *ret)
-        return r < 0 ? r : 0;
-    return err_set(err, ERR_DB, "the data snapshot of a cycle is gone");
-}
-
 static json_t *seconds(int64_t ms)
 {
     return ms % 1000 ? json_real((double)ms / 1000) : json_integer(ms / 1000);
@@ -196,10 +182,9 @@ static int claim_answer(struct store *st, const struct lease *l, json_t **ret,
     if (r >= 0)
         r = cycle_spec_json(st, &c, &spec, err);
     if (r >= 0)
-        r = snapshot(st, l->cycle, &data, err);
+        r = cycle_data(st, l->cycle, &data, err);
     if (r < 0)
         return r;
-    dataset_snapshot_place(st, data);
     json_object_set(spec, "runtime", j.runtime);
     AUTO_JSON json_t *a = json_pack(
         "{s{sIsIsIsIsI} so so sO sO sI ss sI ss sI sI sI sO sO}", "lease", "id",

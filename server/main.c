@@ -11,14 +11,18 @@
 #include <unistd.h>
 #include "schema/cleanup.h"
 #include "server/backup.h"
+#include "server/dataset.h"
 #include "server/errand.h"
 #include "server/housekeep.h"
 #include "server/lease.h"
 #include "server/owner.h"
+#include "server/partial.h"
 #include "server/room.h"
 #include "server/server.h"
 #include "server/session.h"
 #include "server/supervisor.h"
+#include "server/root.h"
+#include "server/survey.h"
 
 #define READERS 3
 #define EXIT_USAGE 2
@@ -104,6 +108,11 @@ static int begin_listening(void *arg, struct ctx *ctx, struct err *err)
     return lease_listening(ctx->st, atomic_load(&s->listening_mono_ms), err);
 }
 
+static int sweep_index(void *arg, struct ctx *ctx, struct err *err)
+{
+    return dataset_sweep_index(ctx->st, err);
+}
+
 static void remove_file(struct server *s, const char *name)
 {
     AUTO_FREE char *path = NULL;
@@ -135,7 +144,13 @@ static int start(struct server *s, struct keeper *k, struct err *err)
     if (r >= 0)
         r = backups_new(s, &s->backups, err);
     if (r >= 0)
+        r = partials_new(&s->partials, err);
+    if (r >= 0)
+        r = lanes_call(s->lanes, LANE_READ, sweep_index, NULL, err);
+    if (r >= 0)
         r = errands_new(s->lanes, errand_ended, s, &s->errands, err);
+    if (r >= 0)
+        survey_start(s->errands);
     if (r >= 0)
         r = session_table_new(s->lanes, &s->sessions, err);
     if (r >= 0)
@@ -218,6 +233,8 @@ static void stop(struct server *s, struct keeper *k)
     keeper_stop(k);
     supervisor_free(s->supervisor);
     backups_free(s->backups);
+    partials_free(s->partials);
+    survey_start(NULL);
     errands_free(s->errands);
     lanes_stop(s->lanes);
     httpd_free(s->httpd);
@@ -263,6 +280,8 @@ int main(int argc, char **argv)
         .shares = s.options.shares,
         .n_shares = s.options.n_shares,
     };
+    root_list =
+        (struct root_list){s.options.data_roots, s.options.n_data_roots};
     lease_timing.expiry_ms = s.options.lease_s * (int64_t)1000;
     if (lease_timing.heartbeat_ms > lease_timing.expiry_ms / 5)
         lease_timing.heartbeat_ms = lease_timing.expiry_ms / 5;

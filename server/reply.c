@@ -1,5 +1,6 @@
 #include "server/reply.h"
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -244,6 +245,11 @@ int reply_problem(struct reply *ret, const struct err *err, int status)
         reply_header(ret, "WWW-Authenticate", "Bearer");
     if (status == 503)
         reply_header(ret, "Retry-After", "1");
+    if (ret->req && ret->req->says_offset) {
+        char offset[24];
+        snprintf(offset, sizeof(offset), "%" PRId64, ret->req->upload_offset);
+        reply_header(ret, "Upload-Offset", offset);
+    }
     return 0;
 }
 

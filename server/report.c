@@ -171,7 +171,7 @@ static int parse_data(const json_t *in, const char *at, struct report *ret,
         struct json_read b;
         json_read_open(&b, row, place, err, "shard", "line", "offset", "field",
                        "detail", NULL);
-        json_read_string(&b, "shard", 256, "");
+        json_read_string(&b, "shard", 512, "");
         json_read_string(&b, "detail", 2048, "");
         json_read_int(&b, "line", 0, JSON_INT_MAX, 0);
         json_read_int(&b, "offset", 0, JSON_INT_MAX, 0);
@@ -240,7 +240,7 @@ static int parse_error(const json_t *in, const char *at, struct release *ret,
     json_read_need(&r, "code");
     ret->error.code = json_read_string(&r, "code", 32, "");
     ret->error.detail = json_read_string(&r, "detail", 4096, "");
-    ret->error.shard = json_read_string(&r, "shard", 256, NULL);
+    ret->error.shard = json_read_string(&r, "shard", 512, NULL);
     ret->error.field = json_read_string(&r, "field", 256, NULL);
     ret->error.stage = json_read_string(&r, "stage", 64, NULL);
     ret->error.line = json_read_int(&r, "line", 0, JSON_INT_MAX, -1);

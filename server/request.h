@@ -18,8 +18,11 @@ struct request {
     const char *method, *path;
     json_t *json;    /* the parsed body, or NULL when there was none */
     struct buf body; /* raw, for routes that are not JSON */
-    struct upload
-        *upload; /* for streamed routes: complete, not yet published */
+    /* for streamed routes: begun by `begin`; complete, not yet published, when
+     * the handler runs */
+    struct upload *upload;
+    int64_t upload_offset; /* a refusal says so many bytes came, if it is */
+    bool says_offset;      /* set */
     void *prepared;
     void (*prepared_free)(void *);
     bool last_wait; /* the long poll's time is up: answer now */

@@ -10,26 +10,29 @@
 
 #define READ(path, handler, query)                                             \
     {                                                                          \
-        "GET", path, 0, LANE_READ, ROLE_ANY, handler, NULL, 0, query           \
+        "GET", path, 0, LANE_READ, ROLE_ANY, handler, NULL, 0, query, NULL     \
     }
 #define WRITE(method, path, max, handler, prepare)                             \
     {                                                                          \
-        method, path, max, LANE_WRITE, ROLE_ANY, handler, prepare, 0, NULL     \
+        method, path, max, LANE_WRITE, ROLE_ANY, handler, prepare, 0, NULL,    \
+            NULL                                                               \
     }
 #define PAGE "limit cursor" /* of a list */
 
 const struct route routes[] = {
     /* ---- the server ---- */
-    {"GET", "/livez", 0, LANE_READ, ROLE_NONE, handle_livez, NULL, 0, NULL},
-    {"GET", "/readyz", 0, LANE_READ, ROLE_NONE, handle_readyz, NULL, 0, NULL},
+    {"GET", "/livez", 0, LANE_READ, ROLE_NONE, handle_livez, NULL, 0, NULL,
+     NULL},
+    {"GET", "/readyz", 0, LANE_READ, ROLE_NONE, handle_readyz, NULL, 0, NULL,
+     NULL},
     READ("/v1/info", handle_info, NULL),
     READ("/v1/backup", handle_backup, NULL),
     {"POST", "/v1/login", 4 * KiB, LANE_WRITE, ROLE_NONE, handle_login, NULL, 0,
-     NULL},
+     NULL, NULL},
 
     /* ---- jobs ---- */
     {"POST", "/v1/jobs", 1 * MiB, LANE_WRITE, ROLE_ANY, handle_job_post,
-     handle_job_prepare, 0, "dry_run"},
+     handle_job_prepare, 0, "dry_run", NULL},
     READ("/v1/jobs", handle_job_list, PAGE " state kind label q sweep"),
     READ("/v1/jobs/{id}", handle_job_get, "wait version follow"),
     WRITE("PATCH", "/v1/jobs/{id}", 1 * MiB, handle_job_patch, NULL),
@@ -63,9 +66,15 @@ const struct route routes[] = {
 
     /* ---- datasets ---- */
     {"PUT", "/v1/datasets/{name}/shards/{shard}", 1024 * GiB, LANE_WRITE,
-     ROLE_ANY, handle_shard_put, NULL, ROUTE_STREAM, NULL},
+     ROLE_ANY, handle_shard_put, handle_upload_prepare, ROUTE_STREAM, NULL,
+     handle_upload_begin},
+    {"POST", "/v1/datasets/{name}/records", 1024 * GiB, LANE_WRITE, ROLE_ANY,
+     handle_records_post, handle_upload_prepare, ROUTE_STREAM, NULL,
+     handle_upload_begin},
+    WRITE("PUT", "/v1/datasets/{name}", 1 * MiB, handle_dataset_put, NULL),
     READ("/v1/datasets", handle_dataset_list, PAGE),
     READ("/v1/datasets/{name}", handle_dataset_get, NULL),
+    READ("/v1/datasets/{name}/inspect", handle_inspect, "whole job wait"),
     READ("/v1/datasets/{name}/shards/{shard}", handle_shard_get, NULL),
     WRITE("DELETE", "/v1/datasets/{name}", 0, handle_dataset_delete, NULL),
     WRITE("DELETE", "/v1/datasets/{name}/shards/{shard}", 0,
@@ -78,10 +87,10 @@ const struct route routes[] = {
     WRITE("POST", "/v1/leases/{id}/heartbeat", 16 * MiB, handle_lease_heartbeat,
           NULL),
     {"PUT", "/v1/leases/{id}/chunks/{sha256}", STATE_CHUNK, LANE_CHUNK,
-     ROLE_ANY, handle_chunk_put, handle_chunk_prepare, ROUTE_RAW, NULL},
+     ROLE_ANY, handle_chunk_put, handle_chunk_prepare, ROUTE_RAW, NULL, NULL},
     WRITE("POST", "/v1/leases/{id}/room", 4 * KiB, handle_lease_room, NULL),
     {"HEAD", "/v1/leases/{id}/chunks/{sha256}", 0, LANE_CHUNK, ROLE_ANY,
-     handle_chunk_head, handle_chunk_head_prepare, 0, NULL},
+     handle_chunk_head, handle_chunk_head_prepare, 0, NULL, NULL},
     WRITE("POST", "/v1/leases/{id}/checkpoints", 64 * MiB,
           handle_lease_checkpoint, handle_lease_checkpoint_prepare),
     WRITE("POST", "/v1/leases/{id}/release", 16 * MiB, handle_lease_release,

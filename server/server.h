@@ -10,6 +10,8 @@
  *   DIR/socket      path of the Unix socket, if one is listened on
  *   DIR/tmp         uploads and backups under way; emptied at start
  *   DIR/datasets/<dataset>/<shard>
+ *   DIR/index/<sha256>   where the records of a text begin; made again when it
+ *                        is missing
  *   DIR/logs/worker-<pid>.log   what a local worker wrote to stderr */
 #pragma once
 #include <stdatomic.h>
@@ -23,6 +25,7 @@
 struct backups;
 struct errands;
 struct httpd;
+struct partials;
 struct session_table;
 struct supervisor;
 
@@ -48,6 +51,7 @@ struct server {
     atomic_bool shutting_down;
     struct room *room; /* promises of room on disk */
     struct backups *backups;
+    struct partials *partials; /* uploads that broke off */
     struct errands *errands;
     struct lanes *lanes;
     struct httpd *httpd;

@@ -51,13 +51,18 @@ SQL(DATASET_DELETE, "DELETE FROM datasets WHERE id = :dataset")
 /* open cycles read what they froze; those that froze nothing may read all */
 SQL(DATASET_NEEDED,
     "SELECT j.id FROM jobs j WHERE j.ended_ms IS NULL AND ("
-    " (j.dataset = :dataset AND NOT EXISTS (SELECT 1 FROM cycles c"
+    " ((j.dataset = :dataset OR json_extract(j.spec,"
+    "   '$.training.validation.dataset') = :dataset)"
+    "   AND NOT EXISTS (SELECT 1 FROM cycles c"
     "   WHERE c.job_id = j.id AND c.data_digest IS NOT NULL"
     "   AND c.ended_ms IS NULL) AND :shard IS NULL)"
-    " OR EXISTS (SELECT 1 FROM cycles c JOIN snapshots s ON s.cycle_id = c.id,"
-    "   json_each(s.data, '$.shards') e WHERE c.job_id = j.id"
-    "   AND c.ended_ms IS NULL AND json_extract(e.value, '$.path') GLOB"
-    "   'datasets/' || :dataset || '/' || coalesce(:shard, '*')))"
+    " OR EXISTS (SELECT 1 FROM cycles c JOIN snapshots s ON s.cycle_id = c.id"
+    "   WHERE c.job_id = j.id AND c.ended_ms IS NULL AND (EXISTS (SELECT 1"
+    "   FROM json_each(s.data, '$.shards') e WHERE json_extract(e.value,"
+    "   '$.path') GLOB 'datasets/' || :dataset || '/' || coalesce(:shard, '*'))"
+    "   OR EXISTS (SELECT 1 FROM json_each(s.data, '$.validation.shards') e"
+    "   WHERE json_extract(e.value, '$.path') GLOB"
+    "   'datasets/' || :dataset || '/' || coalesce(:shard, '*')))))"
     " ORDER BY j.id LIMIT 1")
 SQL(SHARD_ADD, "INSERT INTO shards(dataset_id, name, bytes, lines, records,"
                " sha256, blocks, mtime_ns, inode, created_ms, form,"
@@ -65,14 +70,17 @@ SQL(SHARD_ADD, "INSERT INTO shards(dataset_id, name, bytes, lines, records,"
                " :name, :bytes, :lines, :records, :sha256, :blocks, :mtime_ns,"
                " :inode, :now, :form, :stored_bytes, :checked, :bad,"
                " :bad_first)")
+#ifndef SHARD_COLUMNS
 #define SHARD_COLUMNS                                                          \
     "SELECT name, bytes, records, lines, sha256, created_ms, form,"            \
     " coalesce(stored_bytes, bytes), checked, bad, bad_first FROM shards"      \
     " WHERE dataset_id = :dataset"
+#endif
 SQL(SHARD_FIND, SHARD_COLUMNS " AND name = :name")
 SQL(SHARD_LIST, SHARD_COLUMNS " ORDER BY name")
-SQL(SHARD_FREEZE, "SELECT name, bytes, records, mtime_ns, inode, blocks"
-                  " FROM shards WHERE dataset_id = :dataset ORDER BY name")
+SQL(SHARD_FREEZE, "SELECT name, bytes, records, mtime_ns, inode, blocks, form,"
+                  " coalesce(stored_bytes, bytes), sha256 FROM shards"
+                  " WHERE dataset_id = :dataset ORDER BY name")
 SQL(SHARD_DELETE, "DELETE FROM shards WHERE dataset_id = :dataset"
                   " AND name = :shard")
 /* is this text any shard's or any file's below a --data-root? */
@@ -82,6 +90,62 @@ SQL(DOOMED_ADD, "INSERT OR IGNORE INTO doomed_files(path) VALUES (:path)")
 SQL(DOOMED_DROP, "DELETE FROM doomed_files WHERE path = :path")
 SQL(DOOMED_LIST, "SELECT path FROM doomed_files")
 SQL(DOOMED_FIND, "SELECT 1 FROM doomed_files WHERE path = :path")
+
+/* ---- root ---- */
+SQL(ROOT_FILE_KNOWN, "SELECT copy FROM root_files WHERE root = :root"
+                     " AND name = :name AND file_bytes = :file_bytes"
+                     " AND mtime_ns = :mtime_ns AND inode = :inode"
+                     " AND settled = 1")
+SQL(ROOT_FILE_GET, "SELECT name, bytes, records, mtime_ns, inode, blocks, form,"
+                   " file_bytes, sha256, copy FROM root_files"
+                   " WHERE root = :root AND name = :name")
+SQL(ROOT_FILE_NAMES, "SELECT name FROM root_files WHERE root = :root")
+SQL(ROOT_FILE_DROP, "DELETE FROM root_files WHERE root = :root"
+                    " AND name = :name")
+SQL(ROOT_FILE_PUT,
+    "INSERT INTO root_files(root, name, file_bytes, mtime_ns, inode, settled,"
+    " form, copy, bytes, lines, records, sha256, blocks) VALUES (:root, :name,"
+    " :file_bytes, :mtime_ns, :inode, :settled, :form, :copy, :bytes, :lines,"
+    " :records, :sha256, :blocks) ON CONFLICT(root, name) DO UPDATE SET"
+    " file_bytes = :file_bytes, mtime_ns = :mtime_ns, inode = :inode,"
+    " settled = :settled, form = :form, copy = :copy, bytes = :bytes,"
+    " lines = :lines, records = :records, sha256 = :sha256, blocks = :blocks")
+/* what a row has that is about to go, and no other row */
+SQL(ROOT_DOOM_INDEX,
+    "INSERT OR IGNORE INTO doomed_files(path) SELECT 'index/' || f.sha256"
+    " FROM root_files f WHERE f.root = :root AND f.name = :name"
+    " AND NOT EXISTS (SELECT 1 FROM root_files o WHERE o.sha256 = f.sha256"
+    "  AND o.id <> f.id)"
+    " AND NOT EXISTS (SELECT 1 FROM shards s WHERE s.sha256 = f.sha256)")
+#ifndef SNAPSHOT_HAS
+#define SNAPSHOT_HAS(path)                                                     \
+    "EXISTS (SELECT 1 FROM cycles c JOIN snapshots n ON n.cycle_id = c.id,"    \
+    " json_each(n.data, '$.shards') e WHERE c.ended_ms IS NULL"                \
+    " AND json_extract(e.value, '$.path') = " path ")"
+#endif
+SQL(ROOT_DOOM_COPY,
+    "INSERT OR IGNORE INTO doomed_files(path) SELECT f.copy"
+    " FROM root_files f WHERE f.root = :root AND f.name = :name"
+    " AND f.copy IS NOT NULL AND NOT EXISTS (SELECT 1 FROM root_files o"
+    "  WHERE o.copy = f.copy AND o.id <> f.id)"
+    " AND NOT " SNAPSHOT_HAS("f.copy"))
+SQL(ROOT_COPY_USED, "SELECT 1 WHERE EXISTS (SELECT 1 FROM root_files"
+                    "  WHERE copy = :copy) OR " SNAPSHOT_HAS(":copy"))
+
+/* ---- inspect ---- */
+SQL(INSPECT_DATASET, "SELECT id, record, policy_tolerance FROM datasets"
+                     " WHERE name = :name")
+SQL(INSPECT_JOB, "SELECT spec, runtime FROM jobs WHERE id = :id")
+SQL(INSPECT_SHARDS, "SELECT name, bytes, records, sha256, form FROM shards"
+                    " WHERE dataset_id = :dataset ORDER BY name")
+SQL(CENSUS_FIND, "SELECT result, made_ms FROM censuses"
+                 " WHERE dataset_id = :dataset AND of = :of")
+SQL(CENSUS_KEEP, "INSERT OR REPLACE INTO censuses(dataset_id, of, result,"
+                 " made_ms) SELECT id, :of, :result, :now FROM datasets"
+                 " WHERE id = :dataset")
+SQL(CENSUS_TRIM, "DELETE FROM censuses WHERE dataset_id = :dataset AND of NOT"
+                 " IN (SELECT of FROM censuses WHERE dataset_id = :dataset"
+                 " ORDER BY made_ms DESC, of LIMIT 4)")
 
 /* ---- cycle ---- */
 #ifndef CYCLE_COLUMNS
@@ -95,7 +159,7 @@ SQL(DOOMED_FIND, "SELECT 1 FROM doomed_files WHERE path = :path")
     "SELECT id, number, state, phase, reason, step, steps, data_digest,"       \
     " signature, model_sha256, records, epochs, checkpoint_id, failures, "     \
     "lost,"                                                                    \
-    " no_progress, created_ms, started_ms, ended_ms FROM cycles "
+    " no_progress, created_ms, started_ms, ended_ms, fresh, take FROM cycles "
 #endif
 /* why it waits, and when it could be claimed but fits nobody that as well */
 #ifndef CYCLE_SAYS
@@ -125,8 +189,33 @@ SQL(CYCLE_BEFORE, "SELECT checkpoint_id, step_base + coalesce(step, 0)"
 SQL(CYCLE_FREEZE, "UPDATE cycles SET state = 'ready', data_digest = :digest,"
                   " signature = :signature, records = :records,"
                   " epochs = :epochs, steps = :steps, step_base = :base,"
-                  " initial_id = :initial, ready_ms = :now,"
+                  " initial_id = :initial, ready_ms = :now, fresh = :fresh,"
+                  " take = :take, uses_left = :uses_left, waits = NULL,"
+                  " looked = NULL, look_ms = NULL, survey = NULL,"
                   " reason = 'waits for a worker' WHERE id = :id")
+SQL(CYCLE_SURVEY, "SELECT survey, waits FROM cycles WHERE id = :id")
+SQL(CYCLE_SURVEYED, "UPDATE cycles SET survey = :survey WHERE id = :id")
+SQL(CYCLE_WAITS, "UPDATE cycles SET waits = :waits, looked = :looked,"
+                 " look_ms = :look_ms, survey = NULL, reason = :reason"
+                 " WHERE id = :id")
+SQL(CYCLE_LOOK_LATER, "UPDATE cycles SET look_ms = :ms WHERE id = :id")
+SQL(CYCLE_WAITING_FOR,
+    "SELECT c.id, c.job_id, c.waits, c.looked, coalesce(c.look_ms, 0),"
+    " json_extract(coalesce(c.spec, j.spec), '$.data.dataset')"
+    " FROM cycles c INDEXED BY cycles_waits JOIN jobs j ON j.id = c.job_id"
+    " WHERE c.waits IS NOT NULL AND c.state = 'waiting'")
+SQL(DATASET_LOOK, "SELECT count(*) || ' ' || coalesce(max(s.id), 0) FROM shards s"
+                  " JOIN datasets d ON d.id = s.dataset_id"
+                  " WHERE d.name = :name")
+SQL(CYCLE_USES_LEFT, "SELECT uses_left FROM cycles WHERE job_id = :job"
+                     " AND state = 'done' AND uses_left IS NOT NULL"
+                     " ORDER BY number DESC LIMIT 1")
+SQL(JOB_RECORDS_GET, "SELECT records, blocks, head FROM job_records"
+                     " WHERE job_id = :job AND name = :name")
+SQL(JOB_RECORDS_PUT, "INSERT INTO job_records(job_id, name, records, blocks,"
+                     " head) VALUES (:job, :name, :records, :blocks, :head)"
+                     " ON CONFLICT DO UPDATE SET records = :records,"
+                     " blocks = :blocks, head = :head")
 SQL(CYCLE_STARTS, "UPDATE cycles SET starts_ms = :ms WHERE id = :id"
                   " AND starts_ms IS NOT :ms")
 SQL(CYCLE_DUE, "UPDATE cycles SET state = 'ready', not_before_ms = NULL"
@@ -144,7 +233,7 @@ SQL(CYCLE_DONE, "UPDATE cycles SET state = 'done', reason = NULL,"
                 " step = :step, steps = :step, records_per_s = NULL,"
                 " ended_ms = :now WHERE id = :id")
 SQL(CYCLE_END, "UPDATE cycles SET state = :state, reason = :reason,"
-               " since_ms = NULL,"
+               " since_ms = NULL, waits = NULL, survey = NULL,"
                " starts_ms = NULL, records_per_s = NULL, ended_ms = :now"
                " WHERE id = :id")
 SQL(SNAPSHOT_ADD, "INSERT INTO snapshots(cycle_id, data)"
@@ -241,6 +330,9 @@ SQL(JOB_RETRY, "UPDATE jobs SET state = 'queued', reason = NULL, error = NULL,"
 SQL(JOB_PATCH, "UPDATE jobs SET runtime = :runtime, priority = :priority,"
                " labels = :labels, runtime_version = runtime_version + :newer,"
                " edit = edit + 1, version = version + 1 WHERE id = :id")
+/* what the server itself puts into the policy is no edit */
+SQL(JOB_RUNTIME, "UPDATE jobs SET runtime = :runtime, runtime_version ="
+                 " runtime_version + 1, version = version + 1 WHERE id = :id")
 SQL(JOB_DELETE, "DELETE FROM jobs WHERE id = :id")
 /* that which its user can do something about first */
 SQL(JOB_UNMET, "SELECT a.after_id, coalesce(b.state, 'gone'), a.ended,"

@@ -1,42 +1,64 @@
 /* upload.h - a body on its way to disk.
  *
- * A shard may be larger than memory, so its bytes go to DIR/tmp as they come.
- * What the manifest needs is taken from the stream: size, SHA-256 of the whole
- * and of each block, records. A handler sees a complete upload that is on disk
- * (fsync done) and publishes it by rename; one that is not published leaves
- * nothing behind. */
+ * A shard may be larger than memory, so its bytes go to DIR/tmp as they come,
+ * and its text through intake.h. Plain text is stored as it is. What comes
+ * compressed is stored as zstd frames with a seek table:
+ *
+ *   gzip  ──────────────► frames are made of the text as it streams by
+ *   zstd  first frame above SEEKABLE_FRAME_MAX ► likewise from there on
+ *         else the bytes are kept until the end, and then:
+ *           they have a table that fits ► kept as they came, read once more
+ *           else ► frames are made of them
+ *
+ * A handler sees a complete upload that is on disk (fsync done) and publishes
+ * it by rename; one that is not published leaves nothing behind. One that broke
+ * off without an error can go on where it stopped (partial.h). */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "schema/digest.h"
 #include "schema/err.h"
-#include "schema/lines.h"
+#include "schema/unpack.h"
+#include "server/intake.h"
 
-#define UPLOAD_HEAD 6
+struct upload_plan {
+    const char *shard;    /* its name, for messages; NULL: it has none yet */
+    enum packing packing; /* what the bytes must be */
+    bool by_name;         /* because of the shard's name, not of a header */
+    struct intake_rules *rules; /* or NULL; the upload's from then on */
+};
 
 struct upload {
     char *path; /* the temporary file; NULL once published */
     int fd;
-    struct line_count lines; /* .records, .bytes */
-    char sha256[DIGEST_HEX]; /* set by upload_end */
-    char (
-        *blocks)[DIGEST_HEX]; /* of WIRE_BLOCK_BYTES each; the last is short */
-    size_t n_blocks, cap_blocks;
-    size_t in_block;                 /* bytes in the block under way */
-    unsigned char head[UPLOAD_HEAD]; /* the first bytes of all */
-    size_t n_head;
-    struct digest *whole, *block;
+    struct intake *text;  /* what is known of it */
+    bool framed;          /* stored as zstd frames */
+    int64_t stored_bytes; /* set by upload_end */
+    struct upload_plan plan;
+    int64_t received; /* bytes of the body so far */
+    int64_t total;    /* of the body as announced; -1: it was not */
+    bool failed, ended;
+    uint8_t sha256[DIGEST_BYTES]; /* of the bytes received; by upload_end */
+    uint8_t part_sha256[DIGEST_BYTES]; /* of those since upload_part */
+    struct upload_way *way;            /* upload.c's own */
 };
 
-/* Begin a file in `tmp_dir`. */
-int upload_new(const char *tmp_dir, struct upload **ret, struct err *err);
-/* ERR_MEDIA when its first bytes are those of a compressed file: a shard is
- * plain lines, whatever its name says. */
+/* Begin a file in `tmp_dir`. Takes the plan's rules, even when it fails. */
+int upload_new(const char *tmp_dir, const struct upload_plan *plan,
+               struct upload **ret, struct err *err);
+/* Another request goes on with it: part_sha256 begins here. */
+int upload_part(struct upload *u, struct err *err);
+/* ERR_MEDIA: compressed, and nobody said so; ERR_INVALID: not compressed as it
+ * was said; ERR_DATA: damaged, or a record that does not fit the rules (line,
+ * offset, field). Nothing may be added after an error. */
 int upload_add(struct upload *u, const void *data, size_t len, struct err *err);
 /* The last byte was added: digests, fsync. */
 int upload_end(struct upload *u, struct err *err);
-/* Make it `path` (whose folder is made if need be), atomically and durably;
- * replaces a file that is there. The inode and mtime stay as they are. */
-int upload_publish(struct upload *u, const char *path, struct err *err);
+/* Make it `path` (whose folder is made if need be) and its index
+ * DIR/index/<sha256>, atomically and durably; replaces a file that is there.
+ * The inode and mtime stay as they are. */
+int upload_publish(struct upload *u, const char *dir, const char *path,
+                   struct err *err);
 /* Removes the file unless it was published. */
 void upload_free(struct upload *u);

@@ -124,10 +124,15 @@ static inline int try_shard(struct world *w, const char *set, const char *shard,
     struct upload *u = NULL;
     bool made;
     AUTO_JSON json_t *out = NULL;
-    must(upload_new(w->dir, &u, &w->err));
-    must(upload_add(u, text, strlen(text), &w->err));
-    must(upload_end(u, &w->err));
-    int r = dataset_put(w->st, set, shard, u, w->now, &made, &out, &w->err);
+    struct upload_plan plan = {.shard = shard};
+    must(dataset_rules(w->st, set, &plan.rules, &w->err));
+    must(upload_new(w->dir, &plan, &u, &w->err));
+    int r = upload_add(u, text, strlen(text), &w->err);
+    if (r >= 0)
+        r = upload_end(u, &w->err);
+    if (r >= 0)
+        r = dataset_put(w->st, set, shard, u, false, w->now, &made, &out,
+                        &w->err);
     upload_free(u);
     return r < 0 ? r : made;
 }
