@@ -296,14 +296,24 @@ static json_t *policy_json(const struct census *c)
                      c->policy.off, "worst", worst);
 }
 
+/* Longer is unusual: than 99 % of the records or, where those are few, than the
+ * upper quartile by three times the quartiles' distance. */
+static int usual(const struct lengths *l)
+{
+    int low = lengths_percentile(l, 0.25), high = lengths_percentile(l, 0.75);
+    int p99 = lengths_percentile(l, 0.99);
+    double fence = high + 3.0 * (high > low ? high - low : 1);
+    return fence < p99 ? (int)fence : p99;
+}
+
 static json_t *outliers_json(const struct census *c)
 {
     json_t *out = json_array();
     for (int i = 0; i < census_fields_dims(c->fields); i++) {
         const struct census_dim *d = census_fields_dim(c->fields, i);
-        int p99 = lengths_percentile(&d->lengths, 0.99);
+        int limit = usual(&d->lengths);
         for (int k = 0; k < d->n_longest; k++) {
-            if (d->longest[k].length <= p99)
+            if (d->longest[k].length <= limit)
                 break;
             json_t *one = place_json(c, &d->longest[k].at);
             json_object_set_new(one, "dim", json_string(d->name));
