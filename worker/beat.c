@@ -54,8 +54,9 @@ struct beat {
     struct parcel reported;
     struct outbox box;
     struct progress progress;
-    int64_t seq, skipped;
-    json_t *bad;
+    int64_t seq;
+    bool has_data; /* the trainer told of it */
+    struct data_report data;
     enum order order;
     char reason[32];
     json_t *runtime;
@@ -179,18 +180,33 @@ static void put_real(json_t *o, const char *name, float v)
                         isfinite(v) ? json_real((double)v) : json_null());
 }
 
+static void put_losses(const struct beat *b, json_t *o, const char *name,
+                       const struct loss_means *l)
+{
+    char part[32];
+    put_real(o, name, l->total);
+    snprintf(part, sizeof part, "%s/policy", name);
+    if (b->has_policy)
+        put_real(o, part, l->policy);
+    snprintf(part, sizeof part, "%s/value", name);
+    if (b->has_value)
+        put_real(o, part, l->value);
+}
+
 static json_t *metric_json(const struct beat *b, const struct metric *m)
 {
     json_t *o = json_object();
-    put_real(o, "loss", m->loss);
-    if (b->has_policy)
-        put_real(o, "loss/policy", m->policy);
-    if (b->has_value)
-        put_real(o, "loss/value", m->value);
+    put_losses(b, o, "loss", &m->loss);
+    if (m->validated)
+        put_losses(b, o, "validation/loss", &m->validation);
     put_real(o, "lr", m->lr);
     put_real(o, "grad_norm", m->grad_norm);
     if (m->records_per_s >= 0)
         put_real(o, "records_per_s", m->records_per_s);
+    json_object_set_new(o, "shapes", json_integer(m->shapes));
+    put_real(o, "padding_waste", m->waste);
+    if (m->exceeded >= 0)
+        json_object_set_new(o, "shapes_exceeded", json_integer(m->exceeded));
     return json_pack("[I, o]", (json_int_t)m->step, o);
 }
 
@@ -220,11 +236,14 @@ static int fill_report(struct beat *b, json_t *body, const struct parcel *p,
     bad |= json_object_set_new(body, "metrics", metrics);
     bad |= json_object_set_new(body, "memory", memory);
     bad |= json_object_set_new(body, "logs", logs);
-    if (b->skipped > 0)
-        bad |= json_object_set_new(body, "data",
-                                   json_pack("{s:I, s:o}", "skipped",
-                                             (json_int_t)b->skipped, "bad",
-                                             json_deep_copy(b->bad)));
+    const struct data_report *d = &b->data;
+    if (b->has_data)
+        bad |= json_object_set_new(
+            body, "data",
+            json_pack("{s:I, s:o, s:I, s:o}", "skipped", (json_int_t)d->skipped,
+                      "bad", json_deep_copy(d->bad), "renormalised",
+                      (json_int_t)d->renormalised, "exceeded",
+                      json_deep_copy(d->exceeded)));
     return bad ? err_set(err, ERR_NOMEM, "no memory for a report") : 0;
 }
 
@@ -328,7 +347,8 @@ static void beat_free(struct beat *b)
     free(b->box.metrics);
     free(b->box.samples);
     free(b->box.logs);
-    json_decref(b->bad);
+    json_decref(b->data.bad);
+    json_decref(b->data.exceeded);
     json_decref(b->runtime);
     free(b);
 }
@@ -356,7 +376,6 @@ int beat_start(const struct client_options *o, int64_t lease, int64_t token,
     b->has_policy = has_policy;
     b->has_value = has_value;
     b->runtime_version = runtime_version;
-    b->bad = json_array();
     b->progress = (struct progress){.stage = "load", .records_per_s = -1};
     b->last_answer = seconds();
     struct client_options own = *o;
@@ -447,12 +466,13 @@ void beat_say(struct beat *b, const char *level, const char *fmt, ...)
         beat_log(b, level, text);
 }
 
-void beat_bad(struct beat *b, int64_t skipped, json_t *bad)
+void beat_data(struct beat *b, const struct data_report *d)
 {
     pthread_mutex_lock(&b->lock);
-    json_decref(b->bad);
-    b->bad = bad;
-    b->skipped = skipped;
+    json_decref(b->data.bad);
+    json_decref(b->data.exceeded);
+    b->data = *d;
+    b->has_data = true;
     pthread_mutex_unlock(&b->lock);
 }
 

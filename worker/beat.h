@@ -22,15 +22,34 @@ enum order {
 
 /* Totals of the cycle. */
 struct progress {
-    const char *stage; /* load, first_step, train, save; static */
+    const char *stage; /* load, first_step, train, validate, save; static */
     int64_t step, epoch, records, micro_batches;
     double records_per_s; /* < 0: not known */
+};
+
+/* Means over the records of a step, or over those that are held out. */
+struct loss_means {
+    float total, policy, value;
 };
 
 /* One optimizer step; step is 1-based. */
 struct metric {
     int64_t step;
-    float loss, policy, value, lr, grad_norm, records_per_s;
+    struct loss_means loss;
+    float lr, grad_norm, records_per_s;
+    int64_t shapes;   /* distinct ones of micro-batches, in this process */
+    int64_t exceeded; /* records beyond the padding's profile, in this cycle;
+                       * < 0: it has none */
+    float waste;      /* part of this step's padded entries that hold nothing */
+    bool validated;
+    struct loss_means validation;
+};
+
+/* What was odd about the data so far in the cycle. */
+struct data_report {
+    int64_t skipped, renormalised;
+    json_t *bad;      /* the first that were skipped */
+    json_t *exceeded; /* {dimension: {"count", "longest"}} */
 };
 
 /* has_policy, has_value: which losses exist. */
@@ -46,8 +65,8 @@ void beat_log(struct beat *b, const char *level, const char *text);
 /* The same, to stderr as well; b may be NULL. */
 void beat_say(struct beat *b, const char *level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* Takes the list. */
-void beat_bad(struct beat *b, int64_t skipped, json_t *bad);
+/* Takes its JSON. */
+void beat_data(struct beat *b, const struct data_report *d);
 
 /* What the server wants; *reason gets its word. */
 enum order beat_order(struct beat *b, char *reason, size_t cap);

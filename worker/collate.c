@@ -28,7 +28,8 @@ static size_t field_nums(const struct field *f)
 }
 
 int sample_new(const struct record_desc *desc, const struct record *record,
-               const struct ref *ref, struct sample **ret, struct err *err)
+               const struct ref *ref, struct arena *arena, struct sample **ret,
+               struct err *err)
 {
     size_t fields = (size_t)desc->n_fields * sizeof(struct field_values);
     size_t words = (size_t)desc->n_dims; /* of 4 bytes, after the fields */
@@ -36,7 +37,7 @@ int sample_new(const struct record_desc *desc, const struct record *record,
         words += (size_t)record->fields[f].rows *
                  (field_ints(&desc->fields[f]) + field_nums(&desc->fields[f]));
     size_t bytes = sizeof(struct sample) + fields + 4 * words;
-    struct sample *s = malloc(bytes);
+    struct sample *s = arena_get(arena, bytes);
     if (!s)
         return err_set(err, ERR_NOMEM, "no memory for a record");
     s->ref = *ref;
@@ -64,11 +65,6 @@ int sample_new(const struct record_desc *desc, const struct record *record,
     }
     *ret = s;
     return 0;
-}
-
-void sample_free(struct sample *s)
-{
-    free(s);
 }
 
 int collator_init(struct collator *c, const struct record_desc *desc,
@@ -140,7 +136,7 @@ static int room_nums(struct collator *c, int f, size_t want, struct err *err)
 }
 
 static int fill_lengths(struct collator *c, struct sample *const *v, int n,
-                        const int *minimum, struct err *err)
+                        const struct padding *padding, struct err *err)
 {
     struct batch *b = &c->batch;
     if (n > c->records_cap) {
@@ -155,24 +151,24 @@ static int fill_lengths(struct collator *c, struct sample *const *v, int n,
         c->records_cap = n;
     }
     for (int d = 0; d < b->desc->n_dims; d++) {
-        int longest = minimum && minimum[d] > 1 ? minimum[d] : 1;
+        int longest = 1;
         for (int i = 0; i < n; i++) {
             b->lengths[d][i] = v[i]->lengths[d];
             if (v[i]->lengths[d] > longest)
                 longest = v[i]->lengths[d];
         }
-        b->padded[d] = longest;
+        b->padded[d] = padding ? padding_length(padding, d, longest) : longest;
     }
     return 0;
 }
 
 int collator_fill(struct collator *c, struct sample *const *v, int n, int first,
-                  const int *minimum, struct err *err)
+                  const struct padding *padding, struct err *err)
 {
     struct batch *b = &c->batch;
     b->records = n;
     b->first = first;
-    int r = fill_lengths(c, v, n, minimum, err);
+    int r = fill_lengths(c, v, n, padding, err);
     for (int f = 0; f < b->desc->n_fields && r == 0; f++) {
         const struct field *field = &b->desc->fields[f];
         size_t ints = field_ints(field), nums = field_nums(field);

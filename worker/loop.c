@@ -13,6 +13,7 @@
 #include "schema/wire.h"
 #include "worker/beat.h"
 #include "worker/claim.h"
+#include "worker/evaluate.h"
 #include "worker/feed.h"
 #include "worker/load.h"
 #include "worker/memory.h"
@@ -46,9 +47,10 @@ struct run {
     struct beat *beat;
     struct trainer *trainer;
     struct remote *remote; /* NULL: the shards are here */
-    int remote_tries; /* in a row */
+    int remote_tries;      /* in a row */
     double remote_asked;
     struct feed *feed;
+    struct evaluate *evaluate; /* NULL: nothing is held out */
     struct trace *trace;
     struct saver *saver;
     struct memory memory;
@@ -60,6 +62,8 @@ struct run {
     int64_t first_step; /* trained by this lease: steps before it */
 
     struct memory_sample sample, sample_sent;
+    double padded, held; /* entries of batches, up to the last step */
+    bool unsaved; /* a step that must not count: it could not be validated */
     double step_began, rate, rate_weight;
 
     int tries;           /* at what is under way for the lease's end */
@@ -165,19 +169,43 @@ static int release_alone(struct run *r, json_t *release, struct err *err)
     return e;
 }
 
-/* The bad records skipped so far, for the next report. Returns the distinct
- * shapes of batches so far, which the feed counts too. */
-static int64_t tell_skipped(struct run *r)
+/* {dimension: {"count", "longest"}} of the records beyond the padding's profile. */
+static json_t *exceeded_json(const struct run *r, const struct feed_stats *s,
+                             int64_t *ret_count)
+{
+    json_t *out = json_object();
+    *ret_count = 0;
+    for (int d = 0; d < r->spec.record.n_dims; d++) {
+        if (!s->exceeded[d].count)
+            continue;
+        *ret_count += s->exceeded[d].count;
+        json_object_set_new(
+            out, r->spec.record.dims[d],
+            json_pack("{s:I, s:I}", "count", (json_int_t)s->exceeded[d].count,
+                      "longest", (json_int_t)s->exceeded[d].longest));
+    }
+    return out;
+}
+
+/* What was odd about the data so far, for the next report. *ret (may be NULL):
+ * what the feed counted; its list is gone. Returns the records beyond the
+ * padding's profile, one for each dimension. */
+static int64_t tell_data(struct run *r, struct feed_stats *ret)
 {
     struct feed_stats stats = {0};
+    int64_t exceeded = 0;
     if (!r->feed)
         return 0;
     feed_stats(r->feed, &stats);
-    if (stats.skipped)
-        beat_bad(r->beat, stats.skipped, stats.bad);
-    else
-        json_decref(stats.bad);
-    return stats.shapes;
+    struct data_report d = {.skipped = stats.skipped,
+                            .renormalised = stats.renormalised,
+                            .bad = stats.bad};
+    d.exceeded = exceeded_json(r, &stats, &exceeded);
+    beat_data(r->beat, &d);
+    stats.bad = NULL;
+    if (ret)
+        *ret = stats;
+    return exceeded;
 }
 
 /* End the lease: with a checkpoint when there are steps that none covers. */
@@ -185,9 +213,10 @@ static int leave(struct run *r, json_t *release, bool with_state,
                  struct err *err)
 {
     r->tries = 0;
-    tell_skipped(r);
+    tell_data(r, NULL);
     set_stage(r, "save");
-    if (with_state && r->saver && saver_wants(r->saver, r->progress.step))
+    if (with_state && !r->unsaved && r->saver &&
+        saver_wants(r->saver, r->progress.step))
         return saver_leave(r->saver, &r->progress, release, &r->state_bytes,
                            err);
     return release_alone(r, release, err);
@@ -292,15 +321,20 @@ static int adopt_policy(struct run *r, struct err *err)
     beat_say(r->beat, "info",
              "a new runtime policy holds from step %" PRId64 " on",
              r->progress.step + 1);
-    return feed_set_runtime(r->feed, &r->runtime, err);
+    e = feed_set_runtime(r->feed, &r->runtime, err);
+    return e < 0 || !r->evaluate
+               ? e
+               : evaluate_set_runtime(r->evaluate, &r->runtime, err);
 }
 
 /* ---- memory ---- */
 
 static void take_sample(struct run *r)
 {
+    struct feed_stats stats = {0};
     memory_sample(&r->memory, r->trainer, &r->sample);
-    r->sample.shapes = tell_skipped(r);
+    tell_data(r, &stats);
+    r->sample.shapes = stats.shapes;
     r->sample.step = r->progress.step;
 }
 
@@ -339,26 +373,45 @@ static double measure_rate(struct run *r, int64_t records)
     return (double)records / took;
 }
 
-static int report_step(struct run *r, const struct losses *sum, double lr,
-                       double norm, struct err *err)
+static struct loss_means means(const struct losses *sum)
 {
-    struct feed_stats stats;
-    feed_stats(r->feed, &stats);
-    json_decref(stats.bad);
+    return (struct loss_means){
+        .total = (float)mean(sum->total, sum->records),
+        .policy = (float)mean(sum->policy, sum->records),
+        .value = (float)mean(sum->value, sum->records),
+    };
+}
+
+static bool has_profile(const struct run *r)
+{
+    const struct padding *p = &r->runtime.padding;
+    for (int d = 0; d < p->n_dims; d++)
+        if (padding_top(p, d))
+            return true;
+    return false;
+}
+
+static void report_shapes(struct run *r, struct metric *m)
+{
+    struct feed_stats stats = {0};
+    int64_t exceeded = tell_data(r, &stats);
+    double padded = stats.padded - r->padded, held = stats.held - r->held;
+    m->shapes = stats.shapes;
+    m->exceeded = has_profile(r) ? exceeded : -1;
+    m->waste = padded > 0 ? (float)(1 - held / padded) : 0;
+    r->padded = stats.padded;
+    r->held = stats.held;
     r->progress.step = stats.step;
     r->progress.epoch = stats.epoch;
     r->progress.records = stats.records;
     r->progress.stage = "train";
-    struct metric m = {
-        .step = stats.step,
-        .loss = (float)mean(sum->total, sum->records),
-        .policy = (float)mean(sum->policy, sum->records),
-        .value = (float)mean(sum->value, sum->records),
-        .lr = (float)lr,
-        .grad_norm = (float)norm,
-        .records_per_s = (float)measure_rate(r, sum->records),
-    };
-    int e = beat_metric(r->beat, &m, err);
+}
+
+static int report_step(struct run *r, struct metric *m, struct err *err)
+{
+    report_shapes(r, m);
+    m->step = r->progress.step;
+    int e = beat_metric(r->beat, m, err);
     beat_progress(r->beat, &r->progress);
     return e;
 }
@@ -392,14 +445,40 @@ static int train_micro(struct run *r, const struct feed_batch *b,
     return 0;
 }
 
+static bool not_wanted(void *arg)
+{
+    return is_over(arg);
+}
+
+/* Where it is due, after a step and before that is reported. */
+static int validate(struct run *r, const struct feed_batch *b, struct metric *m,
+                    struct err *err)
+{
+    if (!r->evaluate ||
+        !evaluate_is_due(&r->spec, b->step + 1, b->epoch_end, b->cycle_end))
+        return 0;
+    struct losses sum = {0};
+    const char *stage = r->oom_stage;
+    r->oom_stage = "validation";
+    set_stage(r, "validate");
+    int e = evaluate_run(r->evaluate, r->trainer, not_wanted, r, &sum, err);
+    r->oom_stage = stage;
+    r->step_began = seconds();
+    if (e < 0)
+        return e;
+    m->validated = true;
+    m->validation = means(&sum);
+    return 0;
+}
+
 /* The optimizer's step that ends an effective batch. */
 static int train_step(struct run *r, const struct feed_batch *b,
                       const struct losses *sum, struct err *err)
 {
     if (!isfinite(sum->total))
         return not_finite(r, b, "the loss", err);
-    double norm = 0,
-           lr = spec_learning_rate(&r->spec.training, b->step, r->steps);
+    double norm = 0, lr = spec_cycle_rate(&r->spec.training, r->step_base,
+                                          b->step, r->steps);
     const char *stage = r->oom_stage;
     r->oom_stage = "optimizer";
     int e = trainer_step(r->trainer, lr, &norm, err);
@@ -408,12 +487,28 @@ static int train_step(struct run *r, const struct feed_batch *b,
     if (e < 0)
         return e;
     r->oom_stage = stage;
+    if (r->memory.fake.on)
+        memory_fake_step(&r->memory.fake);
+    struct metric m = {.loss = means(sum),
+                       .lr = (float)lr,
+                       .grad_norm = (float)norm,
+                       .records_per_s = (float)measure_rate(r, sum->records)};
+    struct err why = {0};
+    int v = validate(r, b, &m, &why);
     int64_t step = b->step, epoch = b->epoch;
     feed_trained(r->feed);
     trace_step(r->trace, step + 1, epoch);
-    if (r->memory.fake.on)
-        memory_fake_step(&r->memory.fake);
-    return report_step(r, sum, lr, norm, err);
+    if (v < 0 && v != ERR_DATA) { /* as if this step had not been */
+        r->unsaved = true;
+        *err = why;
+        return v;
+    }
+    e = report_step(r, &m, err);
+    if (e == 0 && v < 0) { /* the step is good, the record is not */
+        *err = why;
+        return v;
+    }
+    return e;
 }
 
 /* ---- between steps ---- */
@@ -521,10 +616,11 @@ static int train(struct run *r, struct parting *why, struct err *err)
             return e;
         if (!b->last)
             continue;
-        bool last = b->epoch_end && b->epoch + 1 == r->spec.training.epochs;
+        bool last = b->cycle_end;
         e = train_step(r, b, &sum, err);
-        if (e == 0)
-            e = boundary(r, last, why, err);
+        if (e < 0)
+            break;
+        e = boundary(r, last, why, err);
         if (e != GO_ON)
             return e;
         sum = (struct losses){0};
@@ -587,6 +683,8 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
     double begin = seconds();
     int e = load_state(r->client, number(from, "id"), manifest, r->trainer,
                        &feed, give_up, r, err);
+    if (e == 0 && !resume && r->spec.training.optimizer.restart)
+        e = trainer_restart_optimizer(r->trainer, err);
     if (e == 0 && resume)
         e = feed_resume(r->feed, json_object_get(manifest, "feed"), feed.buffer,
                         feed.n, err);
@@ -658,6 +756,14 @@ static int reach_data(struct run *r, struct err *err)
     return remote_new(&o, &r->remote, err);
 }
 
+static int open_validation(struct run *r, struct err *err)
+{
+    int e =
+        evaluate_open(&r->spec, &r->runtime, json_object_get(r->claim, "data"),
+                      r->remote, &r->evaluate, err);
+    return e < 0 ? e : 0;
+}
+
 static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
 {
     int threads = (int)number(r->claim, "threads");
@@ -673,6 +779,8 @@ static int prepare(struct run *r, int64_t *ret_bad, struct err *err)
     if (e == 0)
         e = feed_open(&r->spec, &r->runtime, json_object_get(r->claim, "data"),
                       r->remote, r->cycle, &r->feed, err);
+    if (e == 0)
+        e = open_validation(r, err);
     if (e == 0)
         e = trainer_new(&r->spec, r->device, threads, &r->trainer, err);
     if (e == 0)
@@ -738,6 +846,7 @@ static void run_release(struct run *r)
 {
     saver_free(r->saver);
     feed_close(r->feed);
+    evaluate_close(r->evaluate);
     remote_free(r->remote);
     trainer_free(r->trainer);
     trace_close(r->trace);

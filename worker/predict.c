@@ -131,18 +131,14 @@ static int model_file_load(const struct model_file *f, struct trainer *t,
 
 /* ---- predictions ---- */
 
-static void sample_ptr(struct sample **s)
-{
-    sample_free(*s);
-}
-
 static int predict_one(struct trainer *t, const struct spec *spec,
                        const struct record *record, struct collator *c,
                        FILE *out, struct err *err)
 {
-    CLEANUP(sample_ptr) struct sample *s = NULL;
+    CLEANUP(arena_release) struct arena arena = {0};
+    struct sample *s;
     struct ref none = {0};
-    int r = sample_new(&spec->record, record, &none, &s, err);
+    int r = sample_new(&spec->record, record, &none, &arena, &s, err);
     if (r == 0)
         r = collator_fill(c, &s, 1, 0, NULL, err);
     if (r < 0)

@@ -5,26 +5,77 @@
 
 void shuffle_init(struct shuffle *s, int64_t cap, int64_t seed, int64_t cycle)
 {
-    *s = (struct shuffle){.cap = cap, .seed = seed, .cycle = cycle};
+    *s = (struct shuffle){.cap = cap,
+                          .seed = seed,
+                          .cycle = cycle,
+                          .line_bytes_max = SHUFFLE_LINES_BYTES};
 }
 
 void shuffle_release(struct shuffle *s)
 {
+    for (int64_t i = 0; i < s->n; i++)
+        free(s->lines[i]);
+    free(s->lines);
     free(s->v);
     s->v = NULL;
-    s->n = s->allocated = 0;
+    s->lines = NULL;
+    s->n = s->allocated = s->line_bytes = 0;
 }
 
-int64_t shuffle_pick(const struct shuffle *s)
+static int grow(struct shuffle *s, int64_t want, struct err *err)
+{
+    if (want <= s->allocated)
+        return 0;
+    struct ref *v = realloc(s->v, (size_t)want * sizeof *v);
+    if (v)
+        s->v = v;
+    char **lines = realloc(s->lines, (size_t)want * sizeof *lines);
+    if (lines)
+        s->lines = lines;
+    if (!v || !lines)
+        return err_set(err, ERR_NOMEM, "no memory for the shuffle buffer");
+    s->allocated = want;
+    return 0;
+}
+
+int shuffle_restore(struct shuffle *s, const struct ref *v, int64_t n,
+                    struct err *err)
+{
+    shuffle_release(s);
+    int r = grow(s, n, err);
+    if (r < 0 || !n)
+        return r;
+    memcpy(s->v, v, (size_t)n * sizeof *v);
+    memset(s->lines, 0, (size_t)n * sizeof *s->lines);
+    s->n = n;
+    return 0;
+}
+
+int64_t shuffle_pick(const struct shuffle *s, int64_t draw, int64_t n)
 {
     uint32_t key[2] = {(uint32_t)s->seed,
                        (uint32_t)(s->seed >> 32) ^ 0x53680000u /* "Sh" */};
-    uint32_t ctr[4] = {(uint32_t)s->draws, (uint32_t)(s->draws >> 32),
+    uint32_t ctr[4] = {(uint32_t)draw, (uint32_t)(draw >> 32),
                        (uint32_t)s->epoch, (uint32_t)s->cycle};
     uint32_t out[4];
     philox4x32(ctr, key, out);
     uint64_t r = (uint64_t)out[1] << 32 | out[0];
-    return (int64_t)((unsigned __int128)r * (uint64_t)s->n >> 64);
+    return (int64_t)((unsigned __int128)r * (uint64_t)n >> 64);
+}
+
+/* A copy of the line that is kept, if there is room for it. */
+static int keep(struct shuffle *s, const struct ref *ref, const char *line,
+                char **ret, struct err *err)
+{
+    *ret = NULL;
+    if (!line || s->line_bytes + ref->length > s->line_bytes_max)
+        return 0;
+    *ret = malloc((size_t)ref->length + 1);
+    if (!*ret)
+        return err_set(err, ERR_NOMEM, "no memory for the shuffle's lines");
+    memcpy(*ret, line, (size_t)ref->length);
+    s->line_bytes += ref->length;
+    return 0;
 }
 
 static int journal_add(struct journal *j, enum shuffle_kind kind, int64_t at,
@@ -50,36 +101,62 @@ static int journal_add(struct journal *j, enum shuffle_kind kind, int64_t at,
 }
 
 int shuffle_push(struct shuffle *s, struct journal *j, const struct ref *next,
-                 struct err *err)
+                 const char *line, struct err *err)
 {
+    int r = 0;
     if (s->n == s->allocated) {
-        int64_t cap = s->allocated ? 2 * s->allocated : 256;
-        if (cap > s->cap)
-            cap = s->cap;
-        struct ref *v = realloc(s->v, (size_t)cap * sizeof *v);
-        if (!v)
-            return err_set(err, ERR_NOMEM, "no memory for the shuffle buffer");
-        s->v = v;
-        s->allocated = cap;
+        int64_t want = s->allocated ? 2 * s->allocated : 256;
+        r = grow(s, want < s->cap ? want : s->cap, err);
     }
-    int r = journal_add(j, SHUFFLE_PUSH, 1, NULL, err);
+    char *kept = NULL;
     if (r == 0)
-        s->v[s->n++] = *next;
-    return r;
+        r = keep(s, next, line, &kept, err);
+    if (r == 0)
+        r = journal_add(j, SHUFFLE_PUSH, 1, NULL, err);
+    if (r < 0) {
+        free(kept);
+        return r;
+    }
+    s->lines[s->n] = kept;
+    s->v[s->n++] = *next;
+    return 0;
 }
 
 int shuffle_take(struct shuffle *s, struct journal *j, int64_t at,
-                 const struct ref *next, struct ref *ret, struct err *err)
+                 const struct ref *next, const char *line, struct ref *ret,
+                 char **ret_line, struct err *err)
 {
     struct ref drawn = s->v[at];
-    int r = journal_add(j, next ? SHUFFLE_SWAP : SHUFFLE_DROP, at, &drawn, err);
-    if (r < 0)
+    char *kept = NULL;
+    int r = next ? keep(s, next, line, &kept, err) : 0;
+    if (r == 0)
+        r = journal_add(j, next ? SHUFFLE_SWAP : SHUFFLE_DROP, at, &drawn, err);
+    if (r < 0) {
+        free(kept);
         return r;
-    s->v[at] = next ? *next : s->v[s->n - 1];
+    }
+    *ret = drawn;
+    *ret_line = s->lines[at];
+    if (*ret_line)
+        s->line_bytes -= drawn.length;
     if (!next)
         s->n--;
+    s->v[at] = next ? *next : s->v[s->n];
+    s->lines[at] = next ? kept : s->lines[s->n];
     s->draws++;
-    *ret = drawn;
+    return 0;
+}
+
+int shuffle_give(struct shuffle *s, int64_t at, const char *line,
+                 struct err *err)
+{
+    char *copy = malloc((size_t)s->v[at].length + 1);
+    if (!copy)
+        return err_set(err, ERR_NOMEM, "no memory for the shuffle's lines");
+    memcpy(copy, line, (size_t)s->v[at].length);
+    free(s->lines[at]);
+    s->lines[at] = copy;
+    s->line_bytes += s->v[at].length;
     return 0;
 }
 

@@ -158,6 +158,31 @@ static void reseed(const struct trainer *t, int64_t step, int first)
     }
 }
 
+// The losses of a forward pass: *parts and their weights, policy first. A part
+// that is undefined weighs 0.
+static void losses_of(struct trainer *t, Pass &pass, at::Tensor parts[2],
+                      double weights[2])
+{
+    t->model.losses(pass, &parts[0], &parts[1]);
+    const int fields[2] = {t->spec->record.policy, t->spec->record.value};
+    for (int i = 0; i < 2; i++)
+        weights[i] =
+            parts[i].defined() ? t->spec->training.losses[fields[i]] : 0;
+}
+
+static void add_losses(const at::Tensor parts[2], const double weights[2],
+                       int records, struct losses *sum)
+{
+    double sums[2] = {0, 0};
+    for (int i = 0; i < 2; i++)
+        if (parts[i].defined())
+            sums[i] = parts[i].item<double>();
+    sum->policy += sums[0];
+    sum->value += sums[1];
+    sum->total += weights[0] * sums[0] + weights[1] * sums[1];
+    sum->records += records;
+}
+
 int trainer_micro(struct trainer *t, const struct batch *b, int64_t step,
                   int effective, struct losses *sum, struct err *err)
 {
@@ -166,7 +191,6 @@ int trainer_micro(struct trainer *t, const struct batch *b, int64_t step,
         return r;
     return guard(err, [&]() -> int {
         const struct spec *spec = t->spec;
-        const struct record_desc &record = spec->record;
         reseed(t, step, b->first);
         Pass pass;
         pass.batch = b;
@@ -174,32 +198,21 @@ int trainer_micro(struct trainer *t, const struct batch *b, int64_t step,
         pass.dropout =
             Dropout(spec->model.dropout, (uint64_t)spec->training.seed, step);
         t->model.forward(pass);
-        at::Tensor policy, value;
-        t->model.losses(pass, &policy, &value);
+        at::Tensor parts[2];
+        double weights[2];
+        losses_of(t, pass, parts, weights);
 
         std::vector<at::Tensor> roots, slopes;
-        double weights[2] = {0, 0}, sums[2] = {0, 0};
-        at::Tensor *parts[2] = {&policy, &value};
-        const int fields[2] = {record.policy, record.value};
         for (int i = 0; i < 2; i++) {
-            if (!parts[i]->defined())
-                continue;
-            weights[i] = spec->training.losses[fields[i]];
             if (weights[i] == 0)
                 continue;
-            roots.push_back(*parts[i]);
+            roots.push_back(parts[i]);
             slopes.push_back(
-                at::full({}, weights[i] / effective, parts[i]->options()));
+                at::full({}, weights[i] / effective, parts[i].options()));
         }
         if (!roots.empty())
             torch::autograd::backward(roots, slopes);
-        for (int i = 0; i < 2; i++)
-            if (parts[i]->defined())
-                sums[i] = parts[i]->item<double>();
-        sum->policy += sums[0];
-        sum->value += sums[1];
-        sum->total += weights[0] * sums[0] + weights[1] * sums[1];
-        sum->records += b->records;
+        add_losses(parts, weights, b->records, sum);
         return 0;
     });
 }
@@ -228,6 +241,26 @@ int trainer_step(struct trainer *t, double lr, double *ret_norm,
     });
     trainer_discard(t);
     return r;
+}
+
+int trainer_evaluate(struct trainer *t, const struct batch *b,
+                     struct losses *sum, struct err *err)
+{
+    int r = check_batch(t, b, err);
+    if (r < 0)
+        return r;
+    return guard(err, [&]() -> int {
+        c10::NoGradGuard no_grad;
+        Pass pass;
+        pass.batch = b;
+        pass.packed = t->packed;
+        t->model.forward(pass);
+        at::Tensor parts[2];
+        double weights[2];
+        losses_of(t, pass, parts, weights);
+        add_losses(parts, weights, b->records, sum);
+        return 0;
+    });
 }
 
 int trainer_predict(struct trainer *t, const struct batch *b, float *policy,
@@ -419,6 +452,18 @@ int trainer_load_end(struct trainer *t, struct err *err)
 int trainer_load_model_end(struct trainer *t, struct err *err)
 {
     return load_end(t, true, err);
+}
+
+int trainer_restart_optimizer(struct trainer *t, struct err *err)
+{
+    return guard(err, [&]() -> int {
+        c10::NoGradGuard no_grad;
+        for (Tensors *part : {&t->adamw.exp_avg, &t->adamw.exp_avg_sq})
+            for (auto &it : *part)
+                it.second.zero_();
+        t->adamw.steps = 0;
+        return 0;
+    });
 }
 
 int trainer_parameters(const struct trainer *t, int64_t *ret_count)

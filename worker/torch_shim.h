@@ -76,6 +76,11 @@ int trainer_step(struct trainer *t, double lr, double *ret_norm,
 /* Drop the gradients gathered since the last step. */
 void trainer_discard(struct trainer *t);
 
+/* Forward only, no dropout, nothing drawn from any generator: adds the losses of
+ * the records to *sum and leaves the trainer as it is. ERR_OOM, ERR_TORCH. */
+int trainer_evaluate(struct trainer *t, const struct batch *b,
+                     struct losses *sum, struct err *err);
+
 /* Forward only, no dropout: *policy gets B × padded[policy dim] probabilities
  * (0 where padded), *value B values; either may be NULL. */
 int trainer_predict(struct trainer *t, const struct batch *b, float *policy,
@@ -97,6 +102,8 @@ int trainer_load(struct trainer *t, const char *name, const char *dtype,
                  const int64_t *shape, int dims, const void *data, size_t bytes,
                  struct err *err);
 int trainer_load_end(struct trainer *t, struct err *err);
+/* The optimizer begins anew: moments are 0, no step is counted. */
+int trainer_restart_optimizer(struct trainer *t, struct err *err);
 /* The same where only model.* is wanted: a model file, to predict with. */
 int trainer_load_model_end(struct trainer *t, struct err *err);
 
