@@ -22,11 +22,34 @@
  *      "signature", "steps", "records",       of this cycle
  *      "step_base": optimizer steps of the job's earlier cycles,
  *      "fingerprint": {…},                    to be put into manifests
- *      "data": {"digest", "shards": [{"name", "path", "bytes", "records",
- *               "mtime_ns", "inode", "block_bytes", "blocks": [sha256, …]}]},
+ *      "data": {…},                           below
  *      "checkpoint": {"id", "digest", "manifest"}?,   where to go on
  *      "initial":    {"id", "digest", "manifest"}?}   end of the cycle before:
  *                                  its tensors, but step 0 and a fresh feed
+ *
+ * Data, as it was frozen. Sizes, digests and offsets are those of the text,
+ * whatever form its file has; of the file are stored_bytes, mtime_ns and inode.
+ *   {"digest", "records": to train on per epoch, "take": of the cycle at most?,
+ *    "shards": [{"name", "path", "form": "plain"|"zstd", "bytes",
+ *                "stored_bytes", "records", "mtime_ns", "inode", "block_bytes",
+ *                "blocks": [sha256, …], "sha256", "index": path?,
+ *                "weight": w?, "held_out": n?}, …],
+ *    "validation": {"fraction": f} | {"shards": […]}?}
+ *     zstd: frames with a seek table (schema/seekable.h). index: of its lines
+ *     (schema/line_index.h), where order or validation need one; a missing one
+ *     can be made from the text. held_out: records of it that line_is_held_out
+ *     keeps from training, with a fraction. A group is all shards of one weight
+ *     (1 unless given): its n records, without those held out, are used
+ *     llround(n·weight) times per epoch, and "records" is the sum of that.
+ *     take: the cycle ends after so many records, in the middle of an epoch if
+ *     need be; the last batch of each epoch and of the cycle may be partial.
+ *
+ * Shard    GET /v1/leases/{id}/shards/{n}         200, 206; header Pawl-Token
+ *   The text of the n-th of the shards (from 0; those for validation follow on),
+ *   or a Range of it; ?part=index: its index. For a worker that does not share
+ *   the state folder. What the bytes are is not checked here, but by blocks at
+ *   the worker. A shard that is missing, was replaced or has shrunk is a 409 with
+ *   the code "data", "shard" and "offset"; an index that is being made, a 503.
  *
  * Heartbeat  POST /v1/leases/{id}/heartbeat       200
  *   > {"token", "stage": "load"|"first_step"|"train"|"validate"|"save",

@@ -49,6 +49,7 @@ handler_fn handle_chunk_prepare, handle_chunk_head_prepare, handle_chunk_put,
     handle_chunk_head;
 handler_fn handle_lease_checkpoint_prepare, handle_lease_checkpoint;
 handler_fn handle_lease_release_prepare, handle_lease_release;
-handler_fn handle_lease_room; /* handle_room.c */
+handler_fn handle_lease_room;  /* handle_room.c */
+handler_fn handle_lease_shard; /* handle_frozen.c */
 /* handle_worker.c */
 handler_fn handle_worker_list, handle_worker_drain;

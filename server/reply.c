@@ -228,6 +228,8 @@ int reply_problem(struct reply *ret, const struct err *err, int status)
     if (err->line > 0) {
         json_object_set_new(o, "line", json_integer(err->line));
         json_object_set_new(o, "offset", json_integer(err->offset));
+    } else if (err->shard[0]) {
+        json_object_set_new(o, "offset", json_integer(err->offset));
     }
     if (err->field[0])
         json_object_set_new(o, "field", json_string(err->field));

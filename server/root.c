@@ -242,7 +242,7 @@ int root_blame(struct err *err, const char *name, int64_t offset,
     return ERR_DATA;
 }
 
-static int not_open(const char *name, struct err *err)
+int root_not_open(const char *name, const char *path, struct err *err)
 {
     switch (errno) {
     case ELOOP:
@@ -252,7 +252,7 @@ static int not_open(const char *name, struct err *err)
     case ENOENT:
     case ENOTDIR:
         return root_blame(err, name, 0, "is missing: there is no file %.180s",
-                          name);
+                          path);
     case EMFILE:
     case ENFILE:
     case ENOMEM:
@@ -295,7 +295,7 @@ int root_open(const char *root, const char *name, struct stat *ret,
                 fstatat(dir, at, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
                 S_ISLNK(st.st_mode))
                 errno = ELOOP;
-            return not_open(name, err);
+            return root_not_open(name, name, err);
         }
         close(dir);
         dir = below;
@@ -304,7 +304,7 @@ int root_open(const char *root, const char *name, struct stat *ret,
     AUTO_FD int fd =
         openat(dir, at, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
-        return not_open(name, err);
+        return root_not_open(name, name, err);
     if (fstat(fd, ret) < 0)
         return err_set(err, ERR_IO, "cannot stat shard '%.400s': %s", name,
                        strerror(errno));

@@ -88,6 +88,7 @@ const struct route routes[] = {
           NULL),
     {"PUT", "/v1/leases/{id}/chunks/{sha256}", STATE_CHUNK, LANE_CHUNK,
      ROLE_ANY, handle_chunk_put, handle_chunk_prepare, ROUTE_RAW, NULL, NULL},
+    READ("/v1/leases/{id}/shards/{n}", handle_lease_shard, "part"),
     WRITE("POST", "/v1/leases/{id}/room", 4 * KiB, handle_lease_room, NULL),
     {"HEAD", "/v1/leases/{id}/chunks/{sha256}", 0, LANE_CHUNK, ROLE_ANY,
      handle_chunk_head, handle_chunk_head_prepare, 0, NULL, NULL},

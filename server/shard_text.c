@@ -15,29 +15,22 @@ struct shard_text {
     char name[160];
 };
 
-static int open_file(struct shard_text *t, const char *path, struct err *err)
-{
-    /* O_NONBLOCK: a pipe in its place must not hold up a reader */
-    t->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    struct stat st;
-    if (t->fd < 0)
-        return err_set(err, ERR_IO, "shard %s: %s", t->name, strerror(errno));
-    if (fstat(t->fd, &st) < 0 || !S_ISREG(st.st_mode))
-        return err_set(err, ERR_IO, "shard %s is not a regular file any more",
-                       t->name);
-    return 0;
-}
-
-int shard_text_open(const char *path, const char *form, int64_t bytes,
-                    struct shard_text **ret, struct err *err)
+int shard_text_of(int fd, const char *name, const char *form, int64_t bytes,
+                  struct shard_text **ret, struct err *err)
 {
     struct shard_text *t = calloc(1, sizeof(*t));
-    if (!t)
+    struct stat st;
+    int r = 0;
+    if (!t) {
+        close(fd);
         return err_set(err, ERR_NOMEM, "no memory for a shard");
-    const char *name = strrchr(path, '/');
-    strncpy(t->name, name ? name + 1 : path, sizeof(t->name) - 1);
+    }
+    t->fd = fd;
+    strncpy(t->name, name, sizeof(t->name) - 1);
     t->bytes = bytes;
-    int r = open_file(t, path, err);
+    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+        r = err_set(err, ERR_IO, "shard %s is not a regular file any more",
+                    t->name);
     if (r >= 0 && !strcmp(form, "zstd"))
         r = seekable_open(t->fd, &t->frames, err);
     if (r >= 0 && t->frames && seekable_bytes(t->frames) < bytes)
@@ -50,6 +43,18 @@ int shard_text_open(const char *path, const char *form, int64_t bytes,
     }
     *ret = t;
     return 0;
+}
+
+int shard_text_open(const char *path, const char *form, int64_t bytes,
+                    struct shard_text **ret, struct err *err)
+{
+    const char *name = strrchr(path, '/');
+    name = name ? name + 1 : path;
+    /* O_NONBLOCK: a pipe in its place must not hold up a reader */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return err_set(err, ERR_IO, "shard %.160s: %s", name, strerror(errno));
+    return shard_text_of(fd, name, form, bytes, ret, err);
 }
 
 static int64_t read_plain(struct shard_text *t, int64_t offset, char *out,

@@ -13,6 +13,9 @@ struct shard_text;
 /* `form` as in the table shards: "plain" or "zstd"; `bytes` of the text. */
 int shard_text_open(const char *path, const char *form, int64_t bytes,
                     struct shard_text **ret, struct err *err);
+/* The same of a file that is open. Takes fd, whatever is returned. */
+int shard_text_of(int fd, const char *name, const char *form, int64_t bytes,
+                  struct shard_text **ret, struct err *err);
 /* Up to len bytes at offset, all of them unless the text ends: how many. */
 int64_t shard_text_read(struct shard_text *t, int64_t offset, void *out,
                         size_t len, struct err *err);

@@ -795,6 +795,13 @@ SQL(JOB_LEASED, "UPDATE jobs SET threads = coalesce(threads, :threads),"
                 " exact_why = :why WHERE id = :id")
 SQL(JOB_INEXACT, "UPDATE jobs SET inexact = inexact + :n WHERE id = :id")
 SQL(SNAPSHOT_GET, "SELECT data FROM snapshots WHERE cycle_id = :cycle")
+/* those for validation follow on */
+SQL(SNAPSHOT_SHARD,
+    "SELECT coalesce(json_extract(s.data, '$.shards[' || :n || ']'),"
+    " json_extract(s.data, '$.validation.shards['"
+    "  || (:n - json_array_length(s.data, '$.shards')) || ']'))"
+    " FROM leases l JOIN snapshots s ON s.cycle_id = l.cycle_id"
+    " WHERE l.id = :lease")
 SQL(LEASE_COME_BACK, "UPDATE leases SET outcome = NULL, ended_ms = NULL,"
                      " expired = 0, counted = 0, reason = NULL, death = NULL,"
                      " evidence = NULL WHERE id = :id")
