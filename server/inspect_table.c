@@ -1,9 +1,21 @@
 /* What a look at a dataset found, for a terminal. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "schema/buf.h"
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
 #include "server/inspect.h"
+
+/* To six digits: more is for programs. */
+static json_t *short_real(json_t *v)
+{
+    char text[32];
+    if (!json_is_real(v))
+        return json_incref(v);
+    snprintf(text, sizeof(text), "%.6g", json_real_value(v));
+    return json_real(strtod(text, NULL));
+}
 
 /* {name: {…}} as [{key: name, …}], without what a plot shows. */
 static json_t *rows(const json_t *object, const char *key)
@@ -24,10 +36,10 @@ static json_t *rows(const json_t *object, const char *key)
                 json_object_foreach(v, below, x)
                 {
                     snprintf(long_name, sizeof(long_name), "%s.%s", k, below);
-                    json_object_set(row, long_name, x);
+                    json_object_set_new(row, long_name, short_real(x));
                 }
             } else {
-                json_object_set(row, k, v);
+                json_object_set_new(row, k, short_real(v));
             }
         }
         json_array_append_new(out, row);
@@ -42,11 +54,13 @@ static void advise(json_t *out, const char *group, const char *name,
     buf_addf(&word, "%s %s", group, name);
     if (json_object_get(v, "padding"))
         json_text(json_object_get(v, "padding"), &text);
+    char waste[16];
+    snprintf(waste, sizeof(waste), "%.1f%%",
+             100 * json_number_value(json_object_get(v, "waste")));
     json_array_append_new(
-        out, json_pack("{ss sO sO* ss}", "advice", word.data ? word.data : "",
-                       "waste", json_object_get(v, "waste"), "shapes",
-                       json_object_get(v, "shapes"), "padding",
-                       text.data ? text.data : ""));
+        out, json_pack("{ss ss sO* ss}", "advice", word.data ? word.data : "",
+                       "waste", waste, "shapes", json_object_get(v, "shapes"),
+                       "padding", text.data ? text.data : ""));
 }
 
 static json_t *advice_rows(const json_t *advice)

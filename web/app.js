@@ -4,7 +4,9 @@
 // The view stands in the fragment, query included: #/jobs, #/jobs/7?series=lr.
 import { connection, Problem } from './api.js';
 import { ago } from './format.js';
-import { h, text } from './dom.js';
+import { attribute, h, text } from './dom.js';
+import { datasetView } from './dataset.js';
+import { datasetsView } from './datasets.js';
 import { jobView } from './job.js';
 import { jobsView } from './jobs.js';
 import { loginByCode, loginForm, takeCode } from './login.js';
@@ -17,13 +19,24 @@ const go = hash => {
   location.hash = hash;
 };
 
+// What the fragment's path names: the first that matches.
+const views = [
+  { of: /^\/jobs\/(\d+)$/, view: jobView },
+  { of: /^\/datasets$/, view: datasetsView },
+  { of: /^\/datasets\/([A-Za-z0-9][A-Za-z0-9._-]{0,127})$/, view: datasetView },
+  { of: /^/, view: jobsView, path: '/jobs' },
+];
+
 function route() {
   const [path, query] = location.hash.slice(1).split('?');
-  const one = /^\/jobs\/(\d+)$/.exec(path);
-  return {
-    view: one ? jobView : jobsView, id: one?.[1] ?? null,
-    path: one ? path : '/jobs', query: new URLSearchParams(query),
-  };
+  const { of, view, path: fixed } = views.find(v => v.of.test(path));
+  return { view, id: of.exec(path)[1] ?? null, path: fixed ?? path, query: new URLSearchParams(query) };
+}
+
+// Which part of the page this is.
+function markNavigation(path) {
+  for (const link of document.querySelectorAll('nav a'))
+    attribute(link, 'aria-current', `#${path}/`.startsWith(`${link.getAttribute('href')}/`) ? 'page' : null);
 }
 
 let leave = null; // ends the view that is shown
@@ -34,6 +47,7 @@ async function show() {
   leave = new AbortController();
   const { signal } = leave;
   const { view, id, path, query } = route();
+  markNavigation(path);
   // What a view keeps in the URL is no step in the browser's history.
   const keep = values => {
     for (const [name, value] of Object.entries(values))

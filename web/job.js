@@ -62,6 +62,16 @@ class Summary {
     text(dd, value);
   }
 
+  // What it trains on never changes; a dataset can be looked at.
+  data(job) {
+    const { dataset, root } = job.spec?.data ?? {};
+    if (this.values.has('Data') || (!dataset && !root))
+      return;
+    this.fact('Data', root ? `files below ${root}` : '');
+    if (dataset)
+      this.values.get('Data').append(h('a', { href: `#/datasets/${dataset}?job=${job.id}` }, dataset));
+  }
+
   update(job) {
     const p = job.progress ?? {};
     const running = job.state === 'running';
@@ -77,6 +87,7 @@ class Summary {
       ? `${format.count(p.epoch)} of ${format.count(job.spec.training.epochs)}` : null);
     this.fact('Records', p.records_total
       ? `${format.count(p.records)} of ${format.count(p.records_total)}` : null);
+    this.data(job);
     this.fact('Speed', running ? format.perSecond(p.records_per_s) : null);
     this.fact('Time left', running ? format.duration(p.eta_s) : null);
     this.fact('Took', ended(job.state) && job.started_at && job.ended_at
