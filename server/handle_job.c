@@ -9,6 +9,7 @@
 #include "server/handle.h"
 #include "server/job.h"
 #include "server/metric.h"
+#include "server/root.h"
 #include "server/sweep.h"
 #include "server/when.h"
 
@@ -36,6 +37,19 @@ static int reply_dry_run(struct ctx *ctx, struct reply *ret,
     return r < 0 ? r : reply_json(ret, 200, out);
 }
 
+/* Of a job that would begin now: is there a file below the root? To list it may
+ * take long, and needs no writer. */
+static int check_root(const struct spec *spec, struct err *err)
+{
+    if (!spec->data.root)
+        return 0;
+    int r = root_check(spec->data.root, err);
+    if (r < 0 || !spec->cycles || json_array_size(spec->after) ||
+        spec->not_before_ms)
+        return r;
+    return root_has_data(&spec->data, err);
+}
+
 /* Reading, and a dry run is no more than that, needs no writer. */
 int handle_job_prepare(struct ctx *ctx, struct request *req, struct reply *ret,
                        struct err *err)
@@ -54,6 +68,8 @@ int handle_job_prepare(struct ctx *ctx, struct request *req, struct reply *ret,
     s->many = sweep_is(req->json);
     r = s->many ? sweep_parse(req->json, &s->sweep, err)
                 : spec_parse(req->json, &s->spec, err);
+    if (r >= 0 && !s->many)
+        r = check_root(&s->spec, err);
     return r < 0 || !dry ? r : reply_dry_run(ctx, ret, s, err);
 }
 
