@@ -8,6 +8,7 @@
 #include "server/errand.h"
 #include "server/handle.h"
 #include "server/inspect.h"
+#include "server/reply.h"
 #include "server/server.h"
 
 static void inspect_ptr(struct inspect **x)
@@ -103,7 +104,8 @@ static int whole(struct ctx *ctx, struct request *req, struct inspect **x,
     bool begun = req->prepared && !strcmp(req->prepared, key);
     if (state == ERRAND_FAILED && begun) {
         *err = view.err;
-        return err->code;
+        /* what is stored is to blame, not what was asked */
+        return err->code == ERR_DATA ? reply_problem(ret, err, 409) : err->code;
     }
     json_t *how_far = progress(*x, ERRAND_WAITS, &view);
     if (state == ERRAND_WAITS || state == ERRAND_RUNS) {

@@ -8,8 +8,8 @@
 #include "schema/spec.h"
 #include "server/census.h"
 #include "server/duplicates.h"
-#include "server/intake.h"
 #include "server/shard_text.h"
+#include "server/survey.h"
 #include "server/when.h"
 
 #define COUNTED_AS 1   /* goes up when the same records get another census */
@@ -385,34 +385,10 @@ static int index_check(const struct inspect_shard *s, struct err *err)
     return line_index_open(s->index, sha256, s->records, &index, err);
 }
 
-static int index_make(struct count *c, const struct inspect_shard *s,
-                      struct err *err)
+static bool index_stop(void *arg)
 {
-    struct shard_text *t = NULL;
-    struct intake *in = NULL;
-    AUTO_FREE char *tmp = NULL;
-    if (asprintf(&tmp, "%s/tmp/inspect-%s", c->x->dir, s->sha256) < 0)
-        return err_set(err, ERR_NOMEM, "no memory for a path");
-    int r = shard_text_open(s->path, s->form, s->bytes, &t, err);
-    if (r >= 0)
-        r = intake_new(tmp, NULL, &in, err);
-    for (int64_t at = 0, n = 1; r >= 0 && at < s->bytes && n > 0; at += n) {
-        n = shard_text_read(t, at, c->piece, PIECE, err);
-        r = n < 0 ? (int)n : intake_add(in, c->piece, (size_t)n, err);
-        if (r >= 0)
-            r = step(c, err);
-    }
-    if (r >= 0)
-        r = intake_end(in, err);
-    if (r >= 0 && strcmp(in->sha256, s->sha256))
-        r = err_set(err, ERR_CORRUPT,
-                    "shard %s was changed on disk: it is not what was uploaded",
-                    s->name);
-    if (r >= 0)
-        r = intake_publish(in, c->x->dir, err);
-    intake_free(in);
-    shard_text_close(t);
-    return r;
+    struct count *c = arg;
+    return c->step && !c->step(c->arg, c->before, c->all);
 }
 
 static int index_all(struct count *c, struct err *err)
@@ -422,7 +398,8 @@ static int index_all(struct count *c, struct err *err)
         struct err why = {0};
         int r = index_check(s, &why);
         if (r == ERR_NOT_FOUND || r == ERR_CORRUPT)
-            r = index_make(c, s, &why);
+            r = survey_index(c->x->dir, s->path, s->form, s->bytes, s->sha256,
+                             index_stop, c, &why);
         if (r < 0) {
             *err = why;
             return r;

@@ -314,8 +314,9 @@ test('a sample by default; all of it when asked for, kept, and counted anew when
   fs.closeSync(fd);
   for (const f of indexes) fs.rmSync(f, { force: true });
   await server.upload('many', { 'v.jsonl': numbered(0, 1, 600) });
-  const r = await server.get('/v1/datasets/many/inspect?whole=1');
-  assert.ok(r.status >= 400 && /s3\.jsonl was changed on disk/.test(r.json.detail), r.text);
+  const problem = (await server.get('/v1/datasets/many/inspect?whole=1')).problem(409);
+  assert.deepEqual([problem.code, problem.shard], ['data', 's3.jsonl']);
+  assert.match(problem.detail, /another SHA-256/);
 }));
 
 // The most memory that a process has had since now.
