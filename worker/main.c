@@ -449,7 +449,8 @@ static int main_worker(int argc, char **argv)
         fail(&err);
         return 2;
     }
-    if (o.net.server && open_cache(&cache, &o.cache) < 0)
+    o.remote = o.net.server != NULL;
+    if (o.remote && open_cache(&cache, &o.cache) < 0)
         return 2;
     int r = standby && !stand_by() ? 0 : worker_run(&o, &err);
     cache_close(o.cache);

@@ -225,6 +225,7 @@ int64_t shards_line_number(struct shards *set, int shard, int64_t offset)
 int64_t shards_bytes_read(struct shards *s)
 {
     int64_t n = s->far ? far_bytes_read(s->far) : 0;
+    n += atomic_load(&s->index_bytes);
     for (int i = 0; i < s->n; i++)
         n += s->v[i].source ? source_bytes_read(s->v[i].source) : 0;
     return n;
@@ -284,6 +285,22 @@ static int open_index(struct shards *set, int shard,
     return r;
 }
 
+static int read_entries(struct shards *set, int shard, int64_t first, int64_t n,
+                        struct line_entry *out, struct err *err)
+{
+    if (set->far) /* the server makes one, where there is none */
+        return far_entries(set->far, shard, first, n, out, err);
+    const struct line_entry *v = NULL;
+    pthread_mutex_lock(&set->lock);
+    int r = open_index(set, shard, &v, err);
+    pthread_mutex_unlock(&set->lock);
+    if (r < 0)
+        return r;
+    memcpy(out, v + first, (size_t)n * sizeof *out);
+    atomic_fetch_add(&set->index_bytes, n * (int64_t)sizeof *out);
+    return 0;
+}
+
 int shards_entries(struct shards *set, int shard, int64_t first, int64_t n,
                    struct line_entry *out, struct err *err)
 {
@@ -292,19 +309,7 @@ int shards_entries(struct shards *set, int shard, int64_t first, int64_t n,
         return err_set(err, ERR_INVALID,
                        "the claim gives shard '%s' no index of its lines",
                        s->name);
-    int r;
-    if (n == 0)
-        return 0;
-    if (set->far) {
-        r = far_entries(set->far, shard, first, n, out, err);
-    } else {
-        const struct line_entry *v = NULL;
-        pthread_mutex_lock(&set->lock);
-        r = open_index(set, shard, &v, err);
-        pthread_mutex_unlock(&set->lock);
-        if (r == 0)
-            memcpy(out, v + first, (size_t)n * sizeof *out);
-    }
+    int r = n ? read_entries(set, shard, first, n, out, err) : 0;
     for (int64_t i = 0; i < n && r == 0; i++)
         if (line_entry_offset(&out[i]) + line_entry_length(&out[i]) > s->bytes)
             r = err_set(err, ERR_CORRUPT,

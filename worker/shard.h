@@ -16,6 +16,7 @@
 #pragma once
 #include <jansson.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include "schema/buf.h"
@@ -49,6 +50,7 @@ struct shards {
     struct verifier *verifier; /* NULL when all files are unchanged */
     struct far *far;           /* NULL: the files are here */
     pthread_mutex_t lock;
+    atomic_llong index_bytes; /* of entries read here */
 };
 
 /* A record by its place. The hash is of its line, without the newline. One
