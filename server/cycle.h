@@ -26,7 +26,7 @@
 struct spec;
 
 /* One that waits for new records below a root looks again after this long. */
-#define CYCLE_LOOK_MS 5000
+#define CYCLE_LOOK_MS 3000
 
 struct cycle {
     int64_t id, job, number, token, step_base;

@@ -87,8 +87,9 @@ int root_keep(struct store *st, const char *root, const char *name,
 /* Drop the rows of files that are not there any more. */
 int root_forget(struct store *st, const char *root,
                 const struct root_files *there, struct err *err);
-/* Is it as it was when it was read last, and is its copy there? */
+/* Is it as it was when it was read last, and is its copy there? `sure`: no other
+ * bytes can bear the same time. */
 int root_is_known(struct store *st, const char *root, const struct root_file *f,
-                  bool *ret, struct err *err);
+                  bool sure, bool *ret, struct err *err);
 /* Copies that no row and no open cycle names. */
 int root_sweep_copies(struct store *st, struct err *err);

@@ -408,7 +408,7 @@ int root_keep(struct store *st, const char *root, const char *name,
 }
 
 int root_is_known(struct store *st, const char *root, const struct root_file *f,
-                  bool *ret, struct err *err)
+                  bool sure, bool *ret, struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_ROOT_FILE_KNOWN);
     stmt_text(&q, ":root", root);
@@ -416,6 +416,7 @@ int root_is_known(struct store *st, const char *root, const struct root_file *f,
     stmt_int(&q, ":file_bytes", f->bytes);
     stmt_int(&q, ":mtime_ns", f->mtime_ns);
     stmt_int(&q, ":inode", f->inode);
+    stmt_int(&q, ":settled", sure);
     int r = stmt_row(&q, err);
     *ret = r > 0;
     if (r > 0 && !col_null(&q, 0)) {

@@ -611,7 +611,7 @@ static int guess_root(struct store *st, const struct data_spec *d, json_t *to,
     for (size_t i = 0; i < files.n && r >= 0; i++) {
         const struct root_file *f = &files.v[i];
         bool known = false;
-        r = root_is_known(st, d->root, f, &known, err);
+        r = root_is_known(st, d->root, f, false, &known, err);
         if (r >= 0 && known) {
             r = root_row(st, d->root, f->name, to, err);
             continue;

@@ -95,7 +95,7 @@ SQL(DOOMED_FIND, "SELECT 1 FROM doomed_files WHERE path = :path")
 SQL(ROOT_FILE_KNOWN, "SELECT copy FROM root_files WHERE root = :root"
                      " AND name = :name AND file_bytes = :file_bytes"
                      " AND mtime_ns = :mtime_ns AND inode = :inode"
-                     " AND settled = 1")
+                     " AND settled >= :settled")
 SQL(ROOT_FILE_GET, "SELECT name, bytes, records, mtime_ns, inode, blocks, form,"
                    " file_bytes, sha256, copy FROM root_files"
                    " WHERE root = :root AND name = :name")

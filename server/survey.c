@@ -16,8 +16,8 @@
 #include "server/shard_text.h"
 #include "server/snapshot.h"
 
-#define SAY_MS 1000    /* between two sentences on how far it is */
-#define AGAIN_MS 10000 /* after a disk that failed */
+#define SAY_MS 1000   /* between two sentences on how far it is */
+#define AGAIN_MS 5000 /* after a disk that failed */
 #define PIECE ((size_t)1 << 20)
 
 static struct errands *errands;
@@ -106,7 +106,7 @@ static int on_compare(void *arg, struct ctx *ctx, struct err *err)
     for (size_t i = 0; i < s->files.n; i++) {
         struct root_file *f = &s->files.v[i];
         bool known = false;
-        int r = root_is_known(ctx->st, s->spec.data.root, f, &known, err);
+        int r = root_is_known(ctx->st, s->spec.data.root, f, true, &known, err);
         if (r < 0)
             return r;
         if (known)

@@ -1,0 +1,322 @@
+// Folders below --data-root: read in place, frozen when a cycle becomes ready;
+// and a lease's shards over HTTP. The worker is made up; e2e/roots trains.
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import fs from 'node:fs';
+import path from 'node:path';
+import zlib from 'node:zlib';
+import { FakeWorker } from '../fake_worker.mjs';
+import { seekable as frames, zstd } from '../bad_lines.mjs';
+import { merge, moment, scratch, sha256, tiny, tinyShard, tinySpec, jsonl, until, withServer } from '../harness.mjs';
+
+const rootSpec = (patch = {}) => {
+  const spec = tinySpec();
+  spec.data = { root: 'games' };
+  return merge(spec, patch);
+};
+const some = (from, n) => jsonl(Array.from({ length: n }, (_, i) => tiny(from + i)));
+
+async function withRoot(body, options = {}) {
+  const dir = scratch();
+  const files = path.join(dir, 'games');
+  fs.mkdirSync(files);
+  try {
+    await withServer({ workers: 0, args: ['--data-root', `games=${files}`], ...options }, (s) => body(s, files));
+  } finally {
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
+}
+const put = (dir, name, bytes) => {
+  fs.mkdirSync(path.dirname(path.join(dir, name)), { recursive: true });
+  fs.writeFileSync(path.join(dir, name), bytes);
+};
+const frozen = (s, id) => until('the data to be frozen', async () => {
+  const j = await s.job(id);
+  assert.notEqual(j.state, 'failed', j.reason);
+  return j.reason.includes('waits for a worker') && j;
+});
+const failed = (s, id) => until('the job to fail', async () => {
+  const j = await s.job(id);
+  return j.state === 'failed' && j;
+});
+const shard = (w, n, headers = {}, more = '') =>
+  w.server.get(`/v1/leases/${w.id}/shards/${n}${more}`, { 'Pawl-Token': String(w.token), ...headers });
+
+test('a root that is not there is named, with those that are; so is one with no such file', async () => {
+  await withRoot(async (s, dir) => {
+    const none = (await s.post('/v1/jobs', rootSpec({ data: { root: 'nope' } }))).problem(400, '/data/root');
+    assert.match(none.detail, /games/);
+    (await s.post('/v1/jobs', rootSpec())).problem(400, '/data/root');
+    put(dir, 'a.jsonl', tinyShard(3));
+    (await s.post('/v1/jobs', rootSpec({ data: { match: 'b*' } }))).problem(400, '/data/match');
+    (await s.post('/v1/jobs', rootSpec({ data: { match: '../*' } }))).problem(400, '/data/match');
+    (await s.post('/v1/jobs', rootSpec({ data: { shards: 'a*' } }))).problem(400, '/data/shards');
+    (await s.post('/v1/jobs', rootSpec({ data: { dataset: 'tiny' } }))).problem(400, '/data/root');
+    (await s.post('/v1/jobs', rootSpec({ data: { groups: [{ match: 'a*', weight: 2 }] } }))).problem(400, '/data/groups');
+    (await s.post('/v1/jobs', tinySpec({ data: { match: 'a*' } }))).problem(400, '/data/match');
+    assert.deepEqual((await s.get('/v1/jobs')).json.items, []);
+    assert.deepEqual((await s.get('/v1/info')).json.data_roots, ['games']);
+    // one that is to begin later may find its files then
+    const later = await s.submit(rootSpec({ data: { match: 'b*' }, not_before: '2100-01-01T00:00:00Z' }));
+    assert.match(later.reason, /not_before/);
+  });
+});
+
+test('files of every form are frozen in place, in order, as their text', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 30_000);
+    put(dir, 'b/plain.jsonl', text);
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(some(5, 40)));
+    put(dir, 'c.jsonl.zst', zstd(text));
+    put(dir, 'd.jsonl.zst', frames(Buffer.from(text), 50_000));
+    put(dir, 'note.txt', 'not one of them');
+    put(dir, '.b.jsonl', 'being written\n');
+    fs.symlinkSync('/etc/passwd', path.join(dir, 'x.jsonl'));
+    const dry = (await s.post('/v1/jobs?dry_run=1', rootSpec())).expect(200).json;
+    assert.equal(dry.records, null); // nobody has read them yet
+    const j = await s.submit(rootSpec());
+    assert.equal(j.dataset, null);
+    await frozen(s, j.id);
+    assert.equal((await s.post('/v1/jobs?dry_run=1', rootSpec())).json.records, 90_040);
+    const w = new FakeWorker(s);
+    const lease = (await w.claim()).expect(201).json;
+    assert.deepEqual(lease.data.shards.map((f) => [f.name, f.form]),
+      [['a.jsonl.gz', 'zstd'], ['b/plain.jsonl', 'plain'], ['c.jsonl.zst', 'zstd'], ['d.jsonl.zst', 'zstd']]);
+    assert.deepEqual(lease.data.shards.map((f) => f.path.startsWith(`${dir}/`)), [false, true, false, true]);
+    assert.equal(lease.records, 90_040);
+    assert.equal(lease.steps, 22_510);
+    // their text is what a worker elsewhere is sent, whole or a part
+    for (const n of [1, 2, 3]) {
+      assert.equal(lease.data.shards[n].sha256, sha256(text));
+      const all = (await shard(w, n)).expect(200);
+      assert.equal(all.text, text);
+      assert.equal(all.headers.etag, `"${sha256(text)}"`);
+      const part = (await shard(w, n, { Range: 'bytes=1000000-1000099' })).expect(206);
+      assert.equal(part.text, text.slice(1_000_000, 1_000_100));
+      assert.equal(part.headers['content-range'], `bytes 1000000-1000099/${text.length}`);
+      (await shard(w, n, { Range: `bytes=${text.length}-` })).problem(416);
+    }
+    (await shard(w, 4)).problem(404);
+    (await shard(w, 'x')).problem(404);
+    (await shard(w, 0, { 'Pawl-Token': '99' })).problem(409);
+    (await shard(w, 0, { 'Pawl-Token': null })).problem(400);
+    (await shard(w, 0, {}, '?part=index')).problem(404); // this order needs none
+  });
+});
+
+test('an index is sent as well, and made again where it is missing', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 1000);
+    put(dir, 'a.jsonl', text);
+    put(dir, 'b.jsonl.gz', zlib.gzipSync(some(7, 500)));
+    const { id } = await s.submit(rootSpec({ training: { shuffle: { mode: 'global' }, validation: { fraction: 0.2 } } }));
+    await frozen(s, id);
+    const w = new FakeWorker(s);
+    const lease = (await w.claim()).expect(201).json;
+    const [a, b] = lease.data.shards;
+    assert.equal(lease.records, 1500 - a.held_out - b.held_out);
+    assert.ok(a.held_out > 100 && a.held_out < 300, `${a.held_out}`);
+    const index = (await shard(w, 0, {}, '?part=index')).expect(200).body;
+    assert.equal(index.length, 64 + 16 * 1000);
+    assert.deepEqual(index, fs.readFileSync(a.index));
+    // record 500 lies where the index says
+    const place = index.readBigUInt64LE(64 + 16 * 500);
+    const offset = Number(place >> 24n), length = Number(place & 0xffffffn);
+    assert.equal(text.slice(offset, offset + length), text.split('\n')[500]);
+    const entry = (await shard(w, 0, { Range: 'bytes=8064-8079' }, '?part=index')).expect(206).body;
+    assert.deepEqual(entry, index.subarray(8064, 8080));
+    for (const f of [a, b]) fs.rmSync(f.index);
+    const n = [a, b].length;
+    for (let i = 0; i < n; i++) {
+      const again = await until('the index to be made again', async () => {
+        const r = await shard(w, i, {}, '?part=index');
+        if (r.status === 503) return false;
+        return r.expect(200);
+      });
+      if (i === 0) assert.deepEqual(again.body, index);
+    }
+    // of a text that is another one by now there is none
+    fs.rmSync(a.index);
+    fs.writeFileSync(path.join(dir, 'a.jsonl'), some(1, 1000));
+    const said = await until('the refusal', async () => {
+      const r = await shard(w, 0, {}, '?part=index');
+      return r.status !== 503 && r;
+    });
+    const p = said.problem(409);
+    assert.equal(p.code, 'data');
+    assert.equal(p.shard, 'a.jsonl');
+  });
+});
+
+test('a shard that is missing, replaced or shrunk is refused with its name and place', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 3000);
+    put(dir, 'a.jsonl', text);
+    put(dir, 'b.jsonl.zst', frames(Buffer.from(text), 50_000));
+    const { id } = await s.submit(rootSpec());
+    await frozen(s, id);
+    const w = new FakeWorker(s);
+    (await w.claim()).expect(201);
+    const refused = async (n, pattern, name, offset) => {
+      const p = (await shard(w, n, { Range: 'bytes=100000-100999' })).problem(409);
+      assert.equal(p.code, 'data');
+      assert.match(p.detail, pattern);
+      assert.equal(p.shard, name);
+      if (offset !== undefined) assert.equal(p.offset, offset);
+    };
+    fs.appendFileSync(path.join(dir, 'a.jsonl'), some(3000, 10)); // it may grow
+    assert.equal((await shard(w, 0)).expect(200).text, text);
+    fs.truncateSync(path.join(dir, 'a.jsonl'), 5000);
+    await refused(0, /has shrunk: it ends at offset 5000/, 'a.jsonl', 5000);
+    fs.rmSync(path.join(dir, 'a.jsonl'));
+    await refused(0, /is missing: there is no file/, 'a.jsonl');
+    fs.symlinkSync('/etc/passwd', path.join(dir, 'a.jsonl'));
+    await refused(0, /is a symbolic link now/, 'a.jsonl');
+    // one frame of the compressed one is damaged: said where it is read
+    const packed = fs.readFileSync(path.join(dir, 'b.jsonl.zst'));
+    const at = Math.floor(packed.length / 2);
+    packed.fill(0x55, at, at + 200);
+    fs.writeFileSync(path.join(dir, 'b.jsonl.zst'), packed);
+    let bad = 0;
+    for (let first = 0; first < text.length; first += 50_000) {
+      const r = await shard(w, 1, { Range: `bytes=${first}-${first + 49_999}` });
+      if (r.status === 206) assert.equal(r.text, text.slice(first, first + 50_000));
+      else {
+        assert.equal(r.problem(409).code, 'data');
+        bad++;
+      }
+    }
+    assert.ok(bad >= 1 && bad <= 2, `${bad} frames were refused`);
+    put(dir, 'b.jsonl.zst', 'something else');
+    await refused(1, /was edited|has shrunk/, 'b.jsonl.zst');
+  });
+});
+
+test('a dataset\'s shards and those for validation are sent too', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', { 'a.jsonl': some(0, 20), 'b.jsonl': some(20, 20) });
+    await s.upload('held', { 'v.jsonl': some(40, 5) });
+    await s.submit(tinySpec({ training: { validation: { dataset: 'held' } } }));
+    const w = new FakeWorker(s);
+    const lease = (await w.claim()).expect(201).json;
+    assert.equal(lease.data.validation.shards[0].name, 'v.jsonl');
+    assert.equal((await shard(w, 1)).expect(200).text, some(20, 20));
+    assert.equal((await shard(w, 2)).expect(200).text, some(40, 5));
+    (await shard(w, 3)).problem(404);
+    (await s.delete('/v1/datasets/held')).problem(409);
+    (await s.delete('/v1/datasets/held/shards/v.jsonl')).problem(409);
+  });
+});
+
+test('what cannot be read is the job\'s end, by name', async () => {
+  await withRoot(async (s, dir) => {
+    const packed = zlib.gzipSync(some(0, 2000));
+    put(dir, 'a.jsonl', some(0, 10));
+    put(dir, 'cut.jsonl.gz', packed.subarray(0, packed.length - 100));
+    const one = await failed(s, (await s.submit(rootSpec())).id);
+    assert.match(one.reason, /cut\.jsonl\.gz/);
+    assert.equal(one.error.code, 'data');
+    assert.equal(one.error.shard, 'cut.jsonl.gz');
+    // it is whole now: a retry reads it
+    put(dir, 'cut.jsonl.gz', packed);
+    (await s.post(`/v1/jobs/${one.id}/retry`)).expect(200);
+    await frozen(s, one.id);
+    assert.equal((await s.get(`/v1/jobs/${one.id}/cycles/1`)).json.records, 2010);
+  });
+});
+
+test('reading takes its time, and says how far it is; a cancel ends it', async () => {
+  await withRoot(async (s, dir) => {
+    const part = Buffer.from(some(0, 100_000)), to = fs.openSync(path.join(dir, 'big.jsonl'), 'w');
+    const mb = 400; // a second at the pace of SHA-256
+    for (let i = 0; i * part.length < mb * 1e6; i++) fs.writeSync(to, part);
+    fs.closeSync(to);
+    const { id } = await s.submit(rootSpec());
+    const seen = await until('a sentence on how far it is', async () => {
+      const j = await s.job(id);
+      return /reads its data: \d+ of \d+ MB/.exec(j.reason) ?? (j.reason.includes('waits for a worker') && ['too fast']);
+    });
+    const begun = Date.now();
+    const w = new FakeWorker(s);
+    if (seen[0] !== 'too fast') (await w.claim()).expect(204); // and nobody waits for that
+    assert.ok(Date.now() - begun < 2000);
+    (await s.post(`/v1/jobs/${id}/cancel`)).expect(200);
+    assert.equal((await s.job(id)).state, 'canceled');
+    await until('the reading to end', () => fs.readdirSync(path.join(s.dir, 'tmp')).length === 0);
+    // a small one is not held up by what was canceled
+    fs.truncateSync(path.join(dir, 'big.jsonl'), part.length);
+    await frozen(s, (await s.submit(rootSpec())).id);
+  });
+});
+
+test('a server that is killed while it reads goes on with that when it is back', async () => {
+  await withRoot(async (s, dir) => {
+    for (let i = 0; i < 6; i++) put(dir, `${i}.jsonl`, some(i, 80_000));
+    const { id } = await s.submit(rootSpec({ training: { shuffle: { mode: 'global' } } }));
+    for (const ms of [0, 15, 30, 45]) { // somewhere in the middle of it
+      await moment(ms);
+      await s.kill9();
+      await s.launch();
+    }
+    await frozen(s, id);
+    const w = new FakeWorker(s);
+    const lease = (await w.claim()).expect(201).json;
+    assert.equal(lease.records, 380_000);
+    for (const [i, f] of lease.data.shards.entries()) {
+      assert.equal(f.sha256, sha256(some(i, 80_000)));
+      assert.equal(fs.statSync(f.index).size, 64 + 16 * 80_000);
+    }
+    assert.deepEqual(fs.readdirSync(path.join(s.dir, 'tmp')), []);
+  });
+});
+
+test('a folder that is away is waited for', async () => {
+  await withRoot(async (s, dir) => {
+    put(dir, 'a.jsonl', some(0, 10));
+    const { id } = await s.submit(rootSpec({ cycles: 0 }));
+    fs.renameSync(dir, `${dir}-away`);
+    (await s.post(`/v1/jobs/${id}/cycles`)).expect(201);
+    await until('the job to say so', async () => /cannot read/.test((await s.job(id)).reason));
+    fs.renameSync(`${dir}-away`, dir);
+    await frozen(s, id);
+  });
+});
+
+test('a window of the last files, each record used so often', async () => {
+  await withRoot(async (s, dir) => {
+    put(dir, '01.jsonl', some(0, 10));
+    const { id } = await s.submit(rootSpec({ cycles: 0, data: { shards: { last: 2 }, max_uses: 2 }, training: { epochs: 4 } }));
+    const cycle = async () => (await s.post(`/v1/jobs/${id}/cycles`)).expect(201);
+    const train = async (steps, take) => {
+      const w = new FakeWorker(s);
+      const lease = await until('a lease', async () => {
+        const r = await w.claim();
+        return r.status === 201 && r.json;
+      });
+      assert.equal(lease.steps, steps);
+      assert.equal(lease.data.take, take);
+      await w.finish();
+    };
+    await cycle();
+    await train(6, 20); // 2 of its 4 epochs
+    await cycle();
+    await until('the job to wait', async () => /waits for 2 new records/.test((await s.job(id)).reason));
+    put(dir, '02.jsonl', some(10, 5));
+    put(dir, '03.jsonl', some(15, 3));
+    await train(4, 16); // 8 records, twice; 01 has left the window
+    const list = (await s.get(`/v1/jobs/${id}/cycles`)).json.items;
+    assert.deepEqual(list.map((c) => [c.fresh, c.take]), [[10, 20], [8, 16]]);
+  });
+});
+
+test('a cycle may have other data than its job', async () => {
+  await withRoot(async (s, dir) => {
+    put(dir, 'a.jsonl', some(0, 8));
+    await s.upload('tiny', { 't.jsonl': some(0, 12) });
+    const { id } = await s.submit(rootSpec({ cycles: 0, data: { match: 'a*' } }));
+    (await s.post(`/v1/jobs/${id}/cycles`, { data: { root: 'nope' } })).problem(400, '/data/root');
+    (await s.post(`/v1/jobs/${id}/cycles`, { data: { dataset: 'tiny' } })).expect(201);
+    await frozen(s, id);
+    assert.equal((await s.get(`/v1/jobs/${id}/cycles/1`)).json.records, 12);
+  });
+});
