@@ -12,6 +12,7 @@ import { ProgressBar } from './state.js';
 
 const REFRESH_MS = 3000;
 const WAIT_S = 1; // between two looks at how far a count is
+const SHARDS = 100; // shown before all of them are asked for
 
 const waste = f => typeof f === 'number' ? `${(f * 100).toFixed(1)} %` : null;
 
@@ -171,15 +172,26 @@ const trouble = census => [
     census.outliers.map(o => [placeText(o), o.dim, format.count(o.length)])),
 ];
 
-function shardList(set) {
+function shardTable(set, shards) {
   const base = `/v1/datasets/${set.name}/shards/`;
+  return table('shards', ['Shard', 'Records', 'Size', 'Uploaded', 'SHA-256'], shards.map(s => [
+    h('a', { href: base + s.name, download: '' }, s.name),
+    format.join(', ', `${format.count(s.records)} records`, s.bad ? `${format.count(s.bad)} bad` : null),
+    format.join(', ', format.bytes(s.bytes), s.form === 'zstd' ? `${format.bytes(s.stored_bytes)} as zstd` : null),
+    format.ago(s.created_at), h('code.digest', null, s.sha256.slice(0, 16))]));
+}
+
+function shardList(set) {
+  let rows = shardTable(set, set.shards.slice(0, SHARDS));
+  const more = h('button', { type: 'button', hidden: set.shards.length <= SHARDS }, `Show all ${format.count(set.shards.length)}`);
+  more.addEventListener('click', () => {
+    const all = shardTable(set, set.shards);
+    rows.replaceWith(all);
+    rows = all;
+    more.hidden = true;
+  });
   return h('section', { 'aria-labelledby': 'shards-title' },
-    h('h2', { id: 'shards-title' }, 'Shards'),
-    table('shards', ['Shard', 'Records', 'Size', 'Uploaded', 'SHA-256'], set.shards.map(s => [
-      h('a', { href: base + s.name, download: '' }, s.name),
-      format.join(', ', `${format.count(s.records)} records`, s.bad ? `${format.count(s.bad)} bad` : null),
-      format.join(', ', format.bytes(s.bytes), s.form === 'zstd' ? `${format.bytes(s.stored_bytes)} as zstd` : null),
-      format.ago(s.created_at), h('code.digest', null, s.sha256.slice(0, 16))])),
+    h('h2', { id: 'shards-title' }, 'Shards'), rows, h('p', null, more),
     h('p.muted', null, 'One more is uploaded like this:'), h('pre', null, uploadHint(set.name)));
 }
 

@@ -151,6 +151,19 @@ test('a count that fails says why', () => quietServer(async (server) => {
   await page.endClean();
 }));
 
+test('of many shards the first are shown, and all when asked for', () => quietServer(async (server) => {
+  await server.upload('many', Object.fromEntries(Array.from({ length: 103 }, (_, i) => [`s${i}.jsonl`, `{"a":[${i}]}\n`])));
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  await page.goto(`${server.url}/#/datasets/many`);
+  await page.waitForSelector('.shards tbody tr');
+  assert.equal(await page.locator('.shards tbody tr').count(), 100);
+  await page.click('button:has-text("Show all 103")');
+  assert.equal(await page.locator('.shards tbody tr').count(), 103);
+  assert.equal(await page.locator('button:has-text("Show all")').isVisible(), false);
+  await page.endClean();
+}));
+
 test('bad lines are shown with their reasons, as text', () => quietServer(async (server) => {
   await server.upload('odd', { 'a.jsonl': '{"a":[1]}\n{"<img src=x onerror=alert(1)>":[1,2]}\n{"a":\n["x"]\n' });
   const page = await openPage(browser, { expected: [UNAUTHORIZED] });
