@@ -194,11 +194,44 @@ static const char *skip_nested(const char *s, int *ret)
     return s;
 }
 
+static char *copy_of(const char *s, size_t len)
+{
+    char *out = malloc(len + 1);
+    if (out) {
+        memcpy(out, s, len);
+        out[len] = '\0';
+    }
+    return out;
+}
+
+/* A number, to behind its last digit; NULL: no memory. The text it stands in has
+ * no NUL at its end, as strtod wants one. */
+static const char *read_number(const char *s, double *ret)
+{
+    char some[64], *text = some;
+    size_t n = 0;
+    while ((s[n] >= '0' && s[n] <= '9') || s[n] == '-' || s[n] == '+' ||
+           s[n] == '.' || s[n] == 'e' || s[n] == 'E')
+        n++; /* a brace or comma follows */
+    if (n < sizeof(some)) {
+        memcpy(some, s, n);
+        some[n] = '\0';
+    } else {
+        text = copy_of(s, n);
+    }
+    if (!text)
+        return NULL;
+    *ret = strtod(text, NULL);
+    if (text != some)
+        free(text);
+    return s + n;
+}
+
 /* The text between a string's quotes, without escapes; caller frees. */
 static char *unescaped(const char *name, size_t len)
 {
     if (!memchr(name, '\\', len))
-        return strndup(name, len);
+        return copy_of(name, len);
     json_t *v = json_loadb(name - 1, len + 2, JSON_DECODE_ANY, NULL);
     char *out = strdup(v ? json_string_value(v) : "?");
     json_decref(v);
@@ -224,14 +257,13 @@ static int field_of(struct census_fields *f, const char *name, size_t len,
     }
     struct found_field *x = &f->found[f->n_found];
     *x = (struct found_field){.name_len = len, .dim = -1};
-    x->name = malloc(len + 1);
+    x->name = copy_of(name, len);
     x->shown = unescaped(name, len);
     if (!x->name || !x->shown) {
         free(x->name);
         free(x->shown);
         return -1;
     }
-    memcpy(x->name, name, len);
     f->n_found++;
     *ret = x;
     return 0;
@@ -281,13 +313,12 @@ static int found_value(struct census_fields *f, struct found_field *x,
         s += 5;
         found = WORDS;
         break;
-    default: {
-        char *end;
-        number = strtod(s, &end); /* a brace or comma follows */
-        s = end;
+    default:
+        s = read_number(s, &number);
+        if (!s)
+            return -1;
         found = NUMBERS;
         break;
-    }
     }
     *at = s;
     if (!x)

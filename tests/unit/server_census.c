@@ -274,6 +274,28 @@ static void without_a_description_lists_are_what_is_long(void **state)
     assert_true(json_is_null(json_object_get(c, "policy")));
 }
 
+/* Without a NUL behind it, and longer than any number needs to be. */
+static void a_number_may_be_the_last_of_the_memory_there_is(void **state)
+{
+    CLEANUP(buf_release) struct buf line = {0};
+    struct err err;
+    buf_adds(&line, "{\"n\":0.25");
+    for (int i = 0; i < 200; i++)
+        buf_adds(&line, "0");
+    buf_adds(&line, "e2}\n");
+    AUTO_FREE char *text = malloc(line.len); /* no byte more */
+    memcpy(text, line.data, line.len);
+    struct census *c = NULL;
+    AUTO_JSON json_t *out = NULL;
+    assert_int_equal(census_new(NULL, 0.01, &c, &err), 0);
+    assert_int_equal(census_begin(c, "a", &err), 0);
+    assert_int_equal(census_add(c, text, line.len, &err), 0);
+    assert_int_equal(census_end(c, false, &err), 0);
+    assert_int_equal(census_json(c, 16, &out, &err), 0);
+    census_free(c);
+    assert_true(real_at(at(out, "fields", "n"), "max") == 25);
+}
+
 static void the_order_of_keys_makes_no_other_shape(void **state)
 {
     const char *const texts[] = {"{\"a\":[1],\"b\":[1,2]}\n"
@@ -554,6 +576,7 @@ int main(void)
         cmocka_unit_test(a_text_that_goes_on_has_no_last_line),
         cmocka_unit_test(a_line_that_is_too_long_is_bad_unless_it_is_blank),
         cmocka_unit_test(without_a_description_lists_are_what_is_long),
+        cmocka_unit_test(a_number_may_be_the_last_of_the_memory_there_is),
         cmocka_unit_test(the_order_of_keys_makes_no_other_shape),
         cmocka_unit_test(fields_beyond_the_limit_are_left_out),
         cmocka_unit_test(outliers_are_the_longest_beyond_the_99th_percentile),
