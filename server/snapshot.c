@@ -12,7 +12,7 @@
 #include "server/root.h"
 #include "server/root_part.h"
 
-#define COUNT_AT_ONCE 1000000 /* index entries that the writer itself reads */
+int64_t snapshot_count_at_once = 1000000;
 
 void snapshot_release(struct snapshot *s)
 {
@@ -197,7 +197,7 @@ static int held_out(struct store *st, const json_t *shard, double fraction,
         *ret = json_integer_value(count);
         return 1;
     }
-    if (*entries + records > COUNT_AT_ONCE)
+    if (*entries + records > snapshot_count_at_once)
         return 0;
     *entries += records;
     return snapshot_count(store_dir(st), sha256, records, fraction, ret, err);

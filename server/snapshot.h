@@ -63,6 +63,9 @@ int snapshot_check(struct store *st, const struct spec *spec, struct err *err);
 
 /* Does training on it need each shard's index of lines? */
 bool snapshot_needs_index(const struct spec *spec);
+/* Entries of indexes that the writer itself reads to count what is held out; of
+ * more records a survey counts. */
+extern int64_t snapshot_count_at_once;
 /* How many records of a text are held out, by its index below `dir`. 1; 0: there
  * is none, or it is damaged. */
 int snapshot_count(const char *dir, const char *sha256, int64_t records,

@@ -20,7 +20,7 @@
 #define AGAIN_MS 5000 /* after a disk that failed */
 #define PIECE ((size_t)1 << 20)
 
-static struct errands *errands;
+static struct errands *_Atomic errands;
 
 struct survey {
     struct errand *errand; /* NULL in tests */
@@ -256,7 +256,8 @@ static int read_root(struct survey *s, struct err *err)
 
 static int make_index(const char *dir, const char *name,
                       struct shard_text *text, const char *sha256,
-                      root_stop_fn *stopped, void *arg, struct err *err)
+                      root_stop_fn *stopped, root_progress_fn *tell, void *arg,
+                      struct err *err)
 {
     AUTO_FREE char *piece = malloc(PIECE);
     CLEANUP(root_read_release) struct root_read made = {0};
@@ -269,6 +270,8 @@ static int make_index(const char *dir, const char *name,
         n = shard_text_read(text, at, piece, PIECE, err);
         r = n < 0 ? (int)n : intake_add(made.intake, piece, (size_t)n, err);
         at += n;
+        if (tell)
+            tell(arg, at);
     }
     if (r >= 0)
         r = intake_end(made.intake, err);
@@ -281,9 +284,9 @@ static int make_index(const char *dir, const char *name,
     return intake_publish(made.intake, dir, err);
 }
 
-int survey_index(const char *dir, const char *path, const char *form,
-                 int64_t bytes, const char *sha256, root_stop_fn *stopped,
-                 void *arg, struct err *err)
+static int index_of(const char *dir, const char *path, const char *form,
+                    int64_t bytes, const char *sha256, root_stop_fn *stopped,
+                    root_progress_fn *tell, void *arg, struct err *err)
 {
     struct shard_text *text = NULL;
     const char *name = strrchr(path, '/');
@@ -291,13 +294,20 @@ int survey_index(const char *dir, const char *path, const char *form,
     int r = shard_text_open(path, form, bytes, &text, err);
     if (r < 0)
         return r;
-    r = make_index(dir, name, text, sha256, stopped, arg, err);
+    r = make_index(dir, name, text, sha256, stopped, tell, arg, err);
     shard_text_close(text);
     if (r == ERR_CORRUPT) {
         struct err why = *err;
         return root_blame(err, name, 0, "is damaged: %.300s", why.text);
     }
     return r < 0 ? r : 0;
+}
+
+int survey_index(const char *dir, const char *path, const char *form,
+                 int64_t bytes, const char *sha256, root_stop_fn *stopped,
+                 void *arg, struct err *err)
+{
+    return index_of(dir, path, form, bytes, sha256, stopped, NULL, arg, err);
 }
 
 /* That of one shard, made if need be; how many of its records are held out. */
@@ -311,11 +321,12 @@ static int see_index(struct survey *s, json_t *shard, struct err *err)
     if (r == 0) {
         AUTO_JSON json_t *placed = json_copy(shard);
         snapshot_place_one(s->dir, placed);
-        r = survey_index(s->dir,
-                         json_string_value(json_object_get(placed, "path")),
-                         json_string_value(json_object_get(shard, "form")),
-                         json_integer_value(json_object_get(shard, "bytes")),
-                         sha256, stop, s, err);
+        int64_t bytes = json_integer_value(json_object_get(shard, "bytes"));
+        r = index_of(s->dir, json_string_value(json_object_get(placed, "path")),
+                     json_string_value(json_object_get(shard, "form")), bytes,
+                     sha256, stop, progress, s, err);
+        s->begun += bytes;
+        s->done = s->begun;
         if (r >= 0)
             r = snapshot_count(s->dir, sha256, records, fraction, &n, err);
         if (r == 0)
@@ -329,11 +340,32 @@ static int see_index(struct survey *s, json_t *shard, struct err *err)
     return r < 0 ? r : 0;
 }
 
+/* What is to be read for those that are missing. */
+static int count_missing(struct survey *s, struct err *err)
+{
+    size_t i;
+    json_t *one;
+    json_array_foreach(s->shards, i, one)
+    {
+        int64_t n;
+        int r = snapshot_count(
+            s->dir, json_string_value(json_object_get(one, "sha256")),
+            json_integer_value(json_object_get(one, "records")), 0, &n, err);
+        if (r < 0)
+            return r;
+        if (r == 0)
+            s->all += json_integer_value(json_object_get(one, "bytes"));
+    }
+    return 0;
+}
+
 static int see_indexes(struct survey *s, struct err *err)
 {
     int r = lanes_call(s->lanes, LANE_READ, on_rows, s, err);
     size_t i;
     json_t *one;
+    if (r >= 0)
+        r = count_missing(s, err);
     json_array_foreach(s->shards, i, one)
     {
         if (r >= 0 && stop(s))
@@ -412,14 +444,15 @@ static void begin(int64_t cycle)
 {
     char key[ERRAND_KEY];
     struct err err;
+    struct errands *es = errands;
     int64_t *arg = malloc(sizeof(*arg));
-    if (!errands || !arg) {
+    if (!es || !arg) {
         free(arg);
         return; /* the tick begins it */
     }
     *arg = cycle;
     key_of(cycle, key);
-    errands_begin(errands, ERRAND_FREEZE, key, run, arg, free, &err);
+    errands_begin(es, ERRAND_FREEZE, key, run, arg, free, &err);
 }
 
 void survey_start(struct errands *es)

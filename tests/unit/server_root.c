@@ -499,6 +499,33 @@ static void uses_are_counted_of_what_grew(void **state)
     worker_drop(&k);
 }
 
+static void a_dataset_is_surveyed_where_much_must_be_counted(void **state)
+{
+    struct world *w = *state;
+    AUTO_FREE char *a = numbered(0, 300), *b = numbered(300, 100);
+    must(try_shard(w, "set", "a", a));
+    must(try_shard(w, "set", "b", b));
+    const char *spec = "{\"cycles\": 0, \"training\": {\"effective_batch\": 4,"
+                       " \"validation\": {\"fraction\": 0.25}}}";
+    int64_t id = post(w, spec);
+    AUTO_JSON json_t *at_once = NULL;
+    must(cycle_data(w->st, open_cycle(w, id), &at_once, &w->err));
+    snapshot_count_at_once = 350;
+    int64_t later = post(w, spec);
+    expect_job(w, later, "queued", "reads its data");
+    int64_t cycle = open_cycle(w, later);
+    char path[300];
+    snprintf(path, sizeof(path), "%s", str_of(shard_at(at_once, 1), "index"));
+    assert_int_equal(unlink(path), 0);
+    surveys(w, cycle);
+    snapshot_count_at_once = 1000000;
+    expect_job(w, later, "queued", "waits for a worker");
+    AUTO_JSON json_t *data = NULL;
+    must(cycle_data(w->st, cycle, &data, &w->err));
+    assert_true(json_equal(data, at_once));
+    assert_int_equal(access(path, F_OK), 0);
+}
+
 static void a_survey_that_nobody_waits_for_does_nothing(void **state)
 {
     struct world *w = *state;
@@ -578,6 +605,7 @@ int main(void)
         TEST(what_cannot_be_read_ends_the_job_and_is_named),
         TEST(the_last_ones_alone_are_read),
         TEST(uses_are_counted_of_what_grew),
+        TEST(a_dataset_is_surveyed_where_much_must_be_counted),
         TEST(a_survey_that_nobody_waits_for_does_nothing),
         TEST(a_shard_is_opened_with_a_workers_checks),
     };
