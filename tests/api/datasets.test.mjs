@@ -62,21 +62,23 @@ test('compressed bytes are refused by name, whatever the shard is called', async
   assert.deepEqual(fs.readdirSync(`${s.dir}/tmp`), []);
 });
 
-test('an upload that breaks off leaves nothing', async () => {
+test('an upload that breaks off is no shard, and what is kept of it goes when it is sent anew', async () => {
   const u = new URL(s.url);
-  for (const framing of [{ 'Content-Length': 10_000_000 }, { 'Transfer-Encoding': 'chunked' }]) {
+  for (const [name, framing] of [['a', { 'Content-Length': 10_000_000 }], ['b', { 'Transfer-Encoding': 'chunked' }]]) {
+    const target = `/v1/datasets/d4/shards/${name}.jsonl`;
     await new Promise((done) => {
-      const req = http.request({ method: 'PUT', path: '/v1/datasets/d4/shards/a.jsonl', host: u.hostname, port: u.port, agent: false,
+      const req = http.request({ method: 'PUT', path: target, host: u.hostname, port: u.port, agent: false,
         headers: { Authorization: `Bearer ${s.token}`, ...framing } });
       req.on('error', () => done());
       req.on('close', () => done());
       req.write(tinyShard(20_000), () => req.destroy());
     });
+    await until('it to be kept', async () => (await s.request('HEAD', target)).headers['upload-offset'] === String(1 << 20));
   }
-  await until('the temporary files to go', () => fs.readdirSync(`${s.dir}/tmp`).length === 0);
   assert.ok(!fs.existsSync(file('d4', 'a.jsonl')));
   (await s.get('/v1/datasets/d4')).problem(404);
-  (await s.put('/v1/datasets/d4/shards/a.jsonl', tinyShard(5))).expect(201);
+  for (const name of ['a', 'b']) (await s.put(`/v1/datasets/d4/shards/${name}.jsonl`, tinyShard(5))).expect(201);
+  await until('the temporary files to go', () => fs.readdirSync(`${s.dir}/tmp`).length === 0);
 });
 
 test('a large shard streams to disk: the server does not grow with it', async () => {

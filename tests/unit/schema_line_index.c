@@ -144,7 +144,8 @@ static void a_fraction_is_held_out_by_the_hash_alone(void **state)
     assert_in_range(held, 9700, 10300);
     assert_in_range(few, 900, 1100);
     assert_int_equal(both, few); /* more held out are the same and more */
-    assert_true(line_is_held_out(0, 1e-300));
+    assert_true(line_is_held_out(1, 1e-300));
+    assert_false(line_is_held_out(0, 0.999999999)); /* a line that is too long */
     assert_false(line_is_held_out(UINT64_MAX, 0.999999999));
 }
 
