@@ -10,6 +10,8 @@
  *   DIR/socket      path of the Unix socket, if one is listened on
  *   DIR/tmp         uploads and backups under way; emptied at start
  *   DIR/datasets/<dataset>/<shard>
+ *   DIR/index/<sha256 of a text>       where its records begin: line_index.h
+ *   DIR/copies/<sha256 of a text>.zst  of a file below a root: root.h
  *   DIR/index/<sha256>   where the records of a text begin; made again when it
  *                        is missing
  *   DIR/logs/worker-<pid>.log   what a local worker wrote to stderr */

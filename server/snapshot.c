@@ -489,6 +489,21 @@ static int none_there(const struct data_spec *d, struct err *err)
                   d->shards_glob ? d->shards_glob : "");
 }
 
+/* Files are there, but none with a line that has ended. */
+static int none_yet(const json_t *survey, struct err *err)
+{
+    const json_t *names = json_object_get(survey, "shards");
+    const char *first = json_string_value(json_array_get(names, 0));
+    size_t others = json_array_size(names) - 1;
+    char more[48] = "";
+    if (others)
+        snprintf(more, sizeof(more), ", nor do the %zu others", others);
+    return root_blame(err, first, 0,
+                      "is empty: it holds no record that ends with a "
+                      "newline%s",
+                      more);
+}
+
 static int refuse_empty(const json_t *shards, struct err *err)
 {
     size_t i;
@@ -575,7 +590,9 @@ int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
         return r;
     keep_last(d, shards);
     if (json_array_size(shards) == 0)
-        return none_there(d, err);
+        return json_array_size(json_object_get(survey, "shards")) && d->root
+                   ? none_yet(survey, err)
+                   : none_there(d, err);
     r = refuse_empty(shards, err);
     if (r >= 0)
         r = add_indexes(st, spec, survey, shards, err);

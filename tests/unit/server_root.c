@@ -458,7 +458,9 @@ static void what_cannot_be_read_ends_the_job_and_is_named(void **state)
     expect_failed(w, "s.jsonl.zst", "damaged");
     unlink(path);
     put_text("a.jsonl", "no line has ended");
-    expect_failed(w, "", "no file that matches");
+    expect_failed(w, "a.jsonl", "holds no record that ends");
+    put_text("b.jsonl", "\xef\xbb\xbf\n \n\t\r\n");
+    expect_failed(w, "a.jsonl", "nor do the 1 others");
 }
 
 static void the_last_ones_alone_are_read(void **state)
