@@ -6,8 +6,9 @@ import { familyOf, inOrder, loadSeries } from './metrics.js';
 import { Plot } from './plot.js';
 
 const titles = { loss: 'Loss', lr: 'Learning rate', grad_norm: 'Gradient norm',
-  records_per_s: 'Records per second' };
-const SHOWN = ['loss', 'loss/policy', 'loss/value']; // unless the URL says otherwise
+  records_per_s: 'Records per second', shapes: 'Distinct shapes of batches',
+  padding_waste: 'Padding that holds nothing', shapes_exceeded: 'Records longer than foreseen' };
+const SHOWN = ['loss', 'loss/policy', 'loss/value', 'validation/loss']; // unless the URL says otherwise
 const COLOURS = 6;
 
 // A tick's text with just the digits that its neighbours differ in.

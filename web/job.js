@@ -16,7 +16,8 @@ const REST_MS = 700; // between two rounds: a job may change many times a second
 export const ended = state => ['completed', 'failed', 'canceled'].includes(state);
 
 // What a worker does right now (schema/wire.h).
-const stages = { load: 'loading', first_step: 'at its first step', train: 'training', save: 'saving' };
+const stages = { load: 'loading', first_step: 'at its first step', train: 'training',
+  validate: 'validating', save: 'saving' };
 
 function exactText(exact) {
   if (!exact)
@@ -28,6 +29,13 @@ function exactText(exact) {
   return format.join('. ', tier, exact.inexact_steps
     ? `${format.count(exact.inexact_steps)} steps came out otherwise when they were trained again`
     : null);
+}
+
+// {"S": {"count": 3, "longest": 90}} → "S: 3, at most 90"
+function exceededText(exceeded) {
+  const parts = Object.entries(exceeded ?? {}).map(([dim, { count, longest }]) =>
+    `${dim}: ${format.count(count)}, at most ${format.count(longest)}`);
+  return parts.length ? parts.join('; ') : null;
 }
 
 // Jobs that it comes after: an id, or {job, when} (REFERENCE.md).
@@ -94,6 +102,8 @@ class Summary {
       ? format.duration(format.secondsBetween(job.started_at, job.ended_at)) : null);
     this.fact('Exactness', exactText(job.exact));
     this.fact('Records skipped', job.data?.skipped ? format.count(job.data.skipped) : null);
+    this.fact('Policies renormalised', job.data?.renormalised ? format.count(job.data.renormalised) : null);
+    this.fact('Longer than foreseen', exceededText(job.data?.exceeded));
     this.fact('Parameters', format.count(job.parameters));
     this.fact('Sweep', job.sweep
       ? `#${job.sweep.id}: ${sweepText(job.sweep)}` : null);

@@ -30,8 +30,8 @@ export async function loadSeries(id, names, steps, signal) {
   return series;
 }
 
-// Series that share a unit share a plot: loss, loss/policy, loss/value.
-export const familyOf = name => name.split('/')[0];
+// Series that share a unit share a plot: loss, loss/policy, validation/loss.
+export const familyOf = name => name.replace(/^validation\//, '').split('/')[0];
 
 const first = ['loss', 'lr', 'grad_norm', 'records_per_s'];
 export function inOrder(names) {

@@ -266,6 +266,27 @@ test('the URL holds which series are shown; a plot answers to the keyboard', () 
   await page.endClean();
 }));
 
+test('the loss of held-out records stands beside the loss; odd records are told', () => quietServer(async (server) => {
+  const { id } = await server.submit(tinySpec());
+  const worker = new FakeWorker(server);
+  (await worker.claim()).expect(201);
+  const metrics = losses(0, 10).map(([step, v]) => [step, { ...v, padding_waste: 0.25, shapes: 3, ...(step % 5 ? {} : { 'validation/loss': v.loss + 1 }) }]);
+  await beat(worker, 0, 10, { stage: 'validate', metrics, data: { skipped: 0, bad: [], renormalised: 4, exceeded: { X: { count: 3, longest: 90 } } } });
+  const page = await openPage(browser, { expected: [UNAUTHORIZED] });
+  await logIn(page, server);
+  await page.goto(`${server.url}/#/jobs/${id}`);
+  await page.waitForSelector('[data-plot="Loss"] g.line path');
+  assert.equal(await page.locator('[data-plot="Loss"] g.line').count(), 4, 'loss, its two parts, and the held-out one');
+  assert.match(await page.locator('[data-plot="Loss"]').innerText(), /validation\/loss/);
+  const facts = await page.locator('dl.facts').innerText();
+  assert.match(facts, /validating/);
+  assert.match(facts, /Policies renormalised\s+4/i);
+  assert.match(facts, /Longer than foreseen\s+X: 3, at most 90/i);
+  await page.locator('.picker input[value="padding_waste"]').check();
+  await page.waitForSelector('[data-plot="Padding that holds nothing"] g.line path', { state: 'attached' }); // flat
+  await page.endClean();
+}));
+
 test('NET-06: names, reasons and addresses that look like markup are shown as text', () => quietServer(async (server) => {
   const names = ['<img src=x onerror=alert(1)>', '"\'><svg onload=alert(2)>', '</script><script>alert(3)</script>'];
   const { id } = await server.submit(tinySpec({ name: names[0], labels: { 'a<b>': names[1] } }));
