@@ -12,92 +12,12 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
 import fs from 'node:fs';
-import os from 'node:os';
 import path from 'node:path';
 import { CHUNK, FakeWorker, madeUp, stateOf } from '../fake_worker.mjs';
-import { Server, bin, checkFiles, chessLines, chessSpec, gone, hasWorker, randomSource, scratch, sha256, signal, tinyShard, tinySpec, until } from '../harness.mjs';
+import { Server, bin, checkFiles, chessLines, chessSpec, gone, hasWorker, randomSource, scratch, sha256, tinyShard, tinySpec, until } from '../harness.mjs';
+import { CALLS, attach, counted, each, nameOf, pointsOf, sample, skip, threads } from './strace.mjs';
 
 const long = Boolean(process.env.TEST_LONG);
-// All that leaves a mark outside the process.
-const CALLS = ['write', 'writev', 'pwrite64', 'pwritev', 'fsync', 'fdatasync', 'ftruncate', 'fallocate',
-  'rename', 'renameat', 'unlink', 'sendto', 'sendmsg', 'sendfile', 'shutdown'];
-const SIDE = Math.max(1, Math.min(4, os.cpus().length)); // points tried side by side
-
-// Is anybody allowed to trace here? null, or why not.
-function noTracing() {
-  const r = spawnSync('strace', ['-qq', '-e', 'trace=write', '-e', 'inject=write:signal=SIGKILL:when=1', 'sh', '-c', 'echo no'], { encoding: 'utf8' });
-  if (r.error) return `strace cannot be run here (${r.error.code})`;
-  if (r.stdout || r.signal !== 'SIGKILL') return `strace may not trace or kill here: ${r.stderr.trim().split('\n')[0] || `status ${r.status}`}`;
-  return null;
-}
-const skip = noTracing() ?? false;
-
-// strace on one thread (or, without inject, on all of a process, with their calls in
-// `file`); resolves when it has attached.
-async function attach(pid, { tid, inject, file }) {
-  const args = [...(tid ? ['-p', String(tid)] : ['-f', '-p', String(pid)]), '-o', file ?? '/dev/null',
-    '-e', `trace=${inject ? inject.call : CALLS.join(',')}`];
-  if (inject) args.push('-e', `inject=${inject.call}:signal=SIGKILL:when=${inject.n}`);
-  const child = spawn('strace', args, { stdio: ['ignore', 'ignore', 'pipe'] });
-  let said = '', over = false;
-  child.stderr.on('data', (d) => { said += d; });
-  const ended = new Promise((done) => child.on('close', () => { over = true; done(); }));
-  await until('strace to attach', () => {
-    if (over && !/attached/.test(said)) throw new Error(`strace: ${said}`);
-    return /attached/.test(said);
-  }, { every_ms: 2 });
-  return { async detach() { signal(child.pid, 'SIGTERM'); await ended; } };
-}
-
-const threads = (pid) => fs.readdirSync(`/proc/${pid}/task`).map(Number).sort((a, b) => a - b);
-
-// {"thread index/call": how often} of what strace wrote down.
-function counted(file, tids) {
-  const counts = {};
-  for (const line of fs.readFileSync(file, 'latin1').split('\n')) {
-    const m = /^(\d+)\s+(\w+)\(/.exec(line);
-    const thread = m && tids.indexOf(Number(m[1]));
-    if (m && thread >= 0) counts[`${thread}/${m[2]}`] = (counts[`${thread}/${m[2]}`] ?? 0) + 1;
-  }
-  return counts;
-}
-const pointsOf = (counts) => Object.entries(counts).flatMap(([key, n]) => {
-  const [thread, call] = key.split('/');
-  return Array.from({ length: n }, (_, i) => ({ thread: Number(thread), call, n: i + 1 }));
-});
-
-// A few of each thread and call first, then any: rare calls matter as much.
-function sample(points, size, random) {
-  const shuffled = points.map((p) => [random(), p]).sort((a, b) => a[0] - b[0]).map((x) => x[1]);
-  const seen = {}, first = [], rest = [];
-  for (const p of shuffled) {
-    const key = `${p.thread}/${p.call}`;
-    seen[key] = (seen[key] ?? 0) + 1;
-    (seen[key] <= 2 ? first : rest).push(p);
-  }
-  return [...first, ...rest].slice(0, size);
-}
-
-// Side by side, in order, until all are done or the sample's time is over; how many
-// were begun. All that went wrong is told at the end.
-async function each(list, seconds, body) {
-  const end = Date.now() + seconds * 1000;
-  const wrong = [];
-  let begun = 0;
-  await Promise.all(Array.from({ length: SIDE }, async () => {
-    while (begun < list.length && (long || Date.now() < end)) {
-      const p = list[begun++];
-      try {
-        await body(p);
-      } catch (e) {
-        wrong.push(`killed at ${nameOf(p)}: ${e.stack}`);
-      }
-    }
-  }));
-  assert.ok(!wrong.length, `${wrong.length} of ${begun} points: ${wrong.slice(0, 8).join('\n\n')}`);
-  return begun;
-}
-const nameOf = (p) => `${p.thread === undefined ? '' : `thread ${p.thread}, `}${p.call} ${p.n}${p.workerToo ? ', and the worker' : ''}`;
 
 // ---- what must hold of a state folder ----------------------------------------
 
