@@ -23,7 +23,9 @@ CREATE TABLE root_files (
     blocks TEXT NOT NULL CHECK (json_valid(blocks)),
     UNIQUE (root, name)
 ) STRICT;
-CREATE INDEX root_files_by_text ON root_files(sha256);
+CREATE INDEX root_files_by_text ON root_files(sha256); -- who else has its index,
+CREATE INDEX root_files_by_copy ON root_files(copy)    -- and its copy
+    WHERE copy IS NOT NULL;
 
 -- What a waiting cycle waits for beside time and other jobs. 'data': that must
 -- be read first (survey.h); 'records': that no earlier cycle of the job had.
@@ -32,7 +34,9 @@ ALTER TABLE cycles ADD COLUMN looked TEXT; -- shards there were at the last look
 ALTER TABLE cycles ADD COLUMN look_ms INTEGER; -- not again before
 ALTER TABLE cycles ADD COLUMN survey TEXT -- what reading found, until it is frozen
     CHECK (survey IS NULL OR json_valid(survey));
-CREATE INDEX cycles_waits ON cycles(waits) WHERE waits IS NOT NULL;
+CREATE INDEX cycles_waits ON cycles(waits) WHERE waits IS NOT NULL; -- beat: is it there?
+CREATE INDEX cycles_frozen ON cycles(id) -- who still reads a copy, an index
+    WHERE data_digest IS NOT NULL AND ended_ms IS NULL;
 
 -- Of a cycle whose job has data.max_uses: the records that no earlier cycle of
 -- the job had, and how many uses of those there are remain when it has ended.

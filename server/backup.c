@@ -315,6 +315,34 @@ static int link_shards(struct backup *b, struct store *st, struct store *copy,
     return r;
 }
 
+/* Copies of files below a root, for cycles that have not ended: the file itself
+ * may be another one by then. */
+static int link_copies(struct backup *b, struct store *copy, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(copy, SQL_BACKUP_COPIES);
+    int r;
+    for (int64_t n = 0; (r = stmt_row(&q, err)) > 0; n++) {
+        AUTO_FREE char *from = NULL, *to = NULL;
+        if (asprintf(&from, "%s/%s", b->all->server->dir, col_text(&q, 0)) <
+                0 ||
+            asprintf(&to, "%s/copy-%" PRId64, b->folder, n) < 0)
+            return err_set(err, ERR_NOMEM, "no memory for a backup");
+        if (link(from, to) < 0) {
+            if (errno == ENOENT) /* lost here, too */
+                continue;
+            return err_set(err, errno == ENOSPC ? ERR_NOSPACE : ERR_IO,
+                           "%s: no second link to it: %s", from,
+                           strerror(errno));
+        }
+        r = add_part(b, col_text(&q, 0), to, -1, err);
+        if (r >= 0)
+            r = go_on(b, err);
+        if (r < 0)
+            return r;
+    }
+    return r;
+}
+
 static int copy_all(struct backup *b, struct err *err)
 {
     struct store *st = NULL, *chunks = NULL, *copy = NULL;
@@ -339,6 +367,8 @@ static int copy_all(struct backup *b, struct err *err)
         r = disown(copy, b->taken_ms, err);
     if (r >= 0)
         r = link_shards(b, st, copy, err);
+    if (r >= 0)
+        r = link_copies(b, copy, err);
     if (r >= 0)
         r = make_chunks(b, copy, chunks, chunk_db, err);
     store_close(copy);

@@ -9,6 +9,7 @@
  *                   copied
  *   datasets/       the shards that it names, as hard links: shards never
  *                   change in place
+ *   copies/         of files below a root, those that open cycles read
  *
  * Then sweeping goes on, and the copies, which have no name any more, are sent
  * at whatever pace the client reads. They go with the request, or with the

@@ -37,7 +37,8 @@ static int on_write(void *arg, struct ctx *ctx, struct err *err)
         partials_expire(ctx->server->partials, ctx->mono_ms);
     if (r >= 0 && h->beats % FORGET_BEATS == 0)
         r = once_prune(ctx->st, ctx->now_ms, err);
-    if (r >= 0 && h->beats % FORGET_BEATS == 1) /* at the start as well */
+    if (r >= 0 && h->beats % FORGET_BEATS == 1 && /* at the start as well */
+        backups_may_sweep(ctx->server->backups, h->turn))
         r = root_sweep_copies(ctx->st, err);
     if (r >= 0 && h->beats % FORGET_BEATS == 0)
         r = worker_prune(ctx->st, ctx->now_ms, err);

@@ -65,7 +65,7 @@ static bool ends_with(const char *s, const char *end)
     return n > m && !strcmp(s + n - m, end);
 }
 
-static bool matches(const char *match, const char *name)
+bool root_matches(const char *match, const char *name)
 {
     if (match)
         return fnmatch(match, name, 0) == 0;
@@ -142,7 +142,7 @@ static int walk_entry(struct walk *w, int dir, const char *at, const char *name,
         return err_set(err, ERR_NOMEM, "no memory for a path");
     if (S_ISDIR(st.st_mode))
         return walk_folder(w, dir, name, path, depth + 1, err);
-    if (!S_ISREG(st.st_mode) || !matches(w->match, path))
+    if (!S_ISREG(st.st_mode) || !root_matches(w->match, path))
         return 0;
     return add_file(w, path, &st, err);
 }

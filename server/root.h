@@ -84,7 +84,8 @@ int root_read_file(const char *dir, const char *root, const char *name,
 /* On the writer: publish index and copy, and keep the row. */
 int root_keep(struct store *st, const char *root, const char *name,
               struct root_read *read, struct err *err);
-/* Drop the rows of files that are not there any more. */
+/* Drop the rows of files that are not there any more, of those that match
+ * without a pattern. */
 int root_forget(struct store *st, const char *root,
                 const struct root_files *there, struct err *err);
 /* Is it as it was when it was read last, and is its copy there? `sure`: no other

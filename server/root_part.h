@@ -11,6 +11,8 @@ int root_blame(struct err *err, const char *name, int64_t offset,
                const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 /* By errno of an open: ERR_DATA, or ERR_IO where it is not the file's fault. */
 int root_not_open(const char *name, const char *path, struct err *err);
+/* Is it a file that is asked for? */
+bool root_matches(const char *match, const char *name);
 /* ERR_INVALID: no file matches. */
 int root_none(const struct data_spec *d, struct err *err);
 /* One whose index is made below DIR/tmp. */

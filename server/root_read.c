@@ -443,7 +443,8 @@ int root_forget(struct store *st, const char *root,
         stmt_text(&q, ":root", root);
         int r;
         while ((r = stmt_row(&q, err)) > 0)
-            if (!bsearch(col_text(&q, 0), there->v, there->n, sizeof(*there->v),
+            if (root_matches(NULL, col_text(&q, 0)) &&
+                !bsearch(col_text(&q, 0), there->v, there->n, sizeof(*there->v),
                          by_name))
                 json_array_append_new(gone, json_string(col_text(&q, 0)));
         if (r < 0)

@@ -110,27 +110,30 @@ SQL(ROOT_FILE_PUT,
     " file_bytes = :file_bytes, mtime_ns = :mtime_ns, inode = :inode,"
     " settled = :settled, form = :form, copy = :copy, bytes = :bytes,"
     " lines = :lines, records = :records, sha256 = :sha256, blocks = :blocks")
+#ifndef SNAPSHOT_HAS
+#define SNAPSHOT_HAS(field, value)                                             \
+    "EXISTS (SELECT 1 FROM cycles c INDEXED BY cycles_frozen"                  \
+    " JOIN snapshots n ON n.cycle_id = c.id,"                                  \
+    " json_each(n.data, '$.shards') e WHERE c.ended_ms IS NULL"                \
+    " AND c.data_digest IS NOT NULL"                                           \
+    " AND json_extract(e.value, '$." field "') = " value ")"
+#endif
 /* what a row has that is about to go, and no other row */
 SQL(ROOT_DOOM_INDEX,
     "INSERT OR IGNORE INTO doomed_files(path) SELECT 'index/' || f.sha256"
     " FROM root_files f WHERE f.root = :root AND f.name = :name"
     " AND NOT EXISTS (SELECT 1 FROM root_files o WHERE o.sha256 = f.sha256"
     "  AND o.id <> f.id)"
-    " AND NOT EXISTS (SELECT 1 FROM shards s WHERE s.sha256 = f.sha256)")
-#ifndef SNAPSHOT_HAS
-#define SNAPSHOT_HAS(path)                                                     \
-    "EXISTS (SELECT 1 FROM cycles c JOIN snapshots n ON n.cycle_id = c.id,"    \
-    " json_each(n.data, '$.shards') e WHERE c.ended_ms IS NULL"                \
-    " AND json_extract(e.value, '$.path') = " path ")"
-#endif
+    " AND NOT EXISTS (SELECT 1 FROM shards s WHERE s.sha256 = f.sha256)"
+    " AND NOT " SNAPSHOT_HAS("index", "'index/' || f.sha256"))
 SQL(ROOT_DOOM_COPY,
     "INSERT OR IGNORE INTO doomed_files(path) SELECT f.copy"
     " FROM root_files f WHERE f.root = :root AND f.name = :name"
     " AND f.copy IS NOT NULL AND NOT EXISTS (SELECT 1 FROM root_files o"
     "  WHERE o.copy = f.copy AND o.id <> f.id)"
-    " AND NOT " SNAPSHOT_HAS("f.copy"))
+    " AND NOT " SNAPSHOT_HAS("path", "f.copy"))
 SQL(ROOT_COPY_USED, "SELECT 1 WHERE EXISTS (SELECT 1 FROM root_files"
-                    "  WHERE copy = :copy) OR " SNAPSHOT_HAS(":copy"))
+                    "  WHERE copy = :copy) OR " SNAPSHOT_HAS("path", ":copy"))
 
 /* ---- inspect ---- */
 SQL(INSPECT_DATASET, "SELECT id, record, policy_tolerance FROM datasets"
@@ -731,6 +734,10 @@ SQL(BACKUP_CHUNKS, "SELECT DISTINCT sha256 FROM checkpoint_chunks"
 SQL(BACKUP_SHARDS, "SELECT d.name, s.name, s.sha256 FROM shards s"
                    " JOIN datasets d ON d.id = s.dataset_id"
                    " ORDER BY d.name, s.name")
+SQL(BACKUP_COPIES, "SELECT DISTINCT json_extract(e.value, '$.path')"
+                   " FROM cycles c JOIN snapshots n ON n.cycle_id = c.id,"
+                   " json_each(n.data, '$.shards') e WHERE c.ended_ms IS NULL"
+                   " AND json_extract(e.value, '$.path') GLOB 'copies/*'")
 
 /* of the file of pawl.db itself, after the copy was made */
 SQL(BACKUP_SHARD_NOW, "SELECT s.sha256 FROM shards s"

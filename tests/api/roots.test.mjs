@@ -2,6 +2,7 @@
 // and a lease's shards over HTTP. The worker is made up; e2e/roots trains.
 import test from 'node:test';
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
 import path from 'node:path';
 import zlib from 'node:zlib';
@@ -269,6 +270,31 @@ test('a server that is killed while it reads goes on with that when it is back',
       assert.equal(fs.statSync(f.index).size, 64 + 16 * 80_001);
     }
     assert.deepEqual(fs.readdirSync(path.join(s.dir, 'tmp')), []);
+  });
+});
+
+test('a backup has the copies that open cycles read; indexes are made again', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 500);
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(text));
+    const { id } = await s.submit(rootSpec({ training: { shuffle: { mode: 'global' } } }));
+    await frozen(s, id);
+    const to = path.join(path.dirname(dir), 'restored');
+    fs.mkdirSync(to);
+    const r = spawnSync('tar', ['xf', '-', '-C', to], { input: (await s.get('/v1/backup')).expect(200).body });
+    assert.equal(r.status, 0, String(r.stderr));
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(some(1, 500))); // another one by now
+    await withServer({ workers: 0, dir: to, args: ['--data-root', `games=${dir}`] }, async (other) => {
+      const w = new FakeWorker(other);
+      const lease = (await w.claim()).expect(201).json;
+      assert.equal((await shard(w, 0)).expect(200).text, text);
+      const index = await until('the index', async () => {
+        const a = await shard(w, 0, {}, '?part=index');
+        return a.status === 200 && a.body;
+      });
+      assert.equal(index.length, 64 + 16 * 500);
+      assert.ok(lease.data.shards[0].path.startsWith(`${to}/copies/`));
+    });
   });
 });
 

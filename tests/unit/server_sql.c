@@ -19,7 +19,7 @@ static const char *const seldom[] = {
     "CHUNK_ANY",        /* one row */
     "JOB_PLACE",        /* someone looks at one job: of those that wait */
     "BACKUP_IDS",       /* a backup reads all there is */
-    "BACKUP_CHUNKS",    "BACKUP_SHARDS",
+    "BACKUP_CHUNKS",    "BACKUP_SHARDS", "BACKUP_COPIES",
 };
 
 /* Tables that stay small: whoever is logged in, workers of the last days. */
@@ -32,7 +32,8 @@ static const char *const small[] = {
 static const char *const open_rows[] = {
     "USING INDEX leases_one",     "USING INDEX leases_live",
     "USING INDEX leases_expired", "USING INDEX leases_heard",
-    "USING INDEX cycles_claim",
+    "USING INDEX cycles_claim",   "USING INDEX cycles_frozen",
+    "USING INDEX cycles_waits",
 };
 
 static bool is_among(const char *word, size_t len, const char *const *list,
