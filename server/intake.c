@@ -111,7 +111,8 @@ static int add_digests(struct intake *t, const char *s, size_t len,
                        struct err *err)
 {
     struct intake_lines *its = t->its;
-    digest_add(its->whole, s, len);
+    if (its->whole)
+        digest_add(its->whole, s, len);
     while (len) {
         size_t n = WIRE_BLOCK_BYTES - its->in_block;
         if (n > len)
@@ -242,6 +243,12 @@ static int add_lines(struct intake *t, const char *s, size_t len,
     return 0;
 }
 
+void intake_digest_elsewhere(struct intake *t)
+{
+    digest_free(t->its->whole);
+    t->its->whole = NULL;
+}
+
 int intake_add(struct intake *t, const char *text, size_t len, struct err *err)
 {
     int r = add_digests(t, text, len, err);
@@ -267,8 +274,12 @@ int intake_end(struct intake *t, struct err *err)
     if (r < 0)
         return r;
     uint8_t sum[DIGEST_BYTES];
-    digest_end(its->whole, sum);
-    digest_hex(sum, t->sha256);
+    if (its->whole) {
+        digest_end(its->whole, sum);
+        digest_hex(sum, t->sha256);
+    } else {
+        digest_parse(t->sha256, sum);
+    }
     if (its->index)
         r = line_index_end(its->index, sum, err);
     if (r < 0)

@@ -44,6 +44,9 @@ int intake_new(const char *index_path, const struct intake_rules *rules,
 /* ERR_DATA with line, offset and field: a record does not fit. Nothing may be
  * added after an error. */
 int intake_add(struct intake *t, const char *text, size_t len, struct err *err);
+/* Before any is added: the SHA-256 of the whole is taken by the caller, who sets
+ * it (sha256) before intake_end. */
+void intake_digest_elsewhere(struct intake *t);
 /* The text has ended; its last line may lack its end. */
 int intake_end(struct intake *t, struct err *err);
 /* Lines until now, without one that has no end yet: where data ends in a file

@@ -9,8 +9,10 @@
 #include "schema/cleanup.h"
 #include "schema/seekable.h"
 #include "schema/wire.h"
+#include "server/belt.h"
 
 #define HEAD 6
+#define SHORT (1 << 20) /* of such a text no other thread is worth it */
 /* Dirty pages are handed to the disk as they come, not all at the end. */
 #define WRITE_BACK (8 << 20)
 
@@ -19,7 +21,9 @@ struct upload_way {
     unsigned char head[HEAD]; /* the first bytes of all */
     size_t n_head;
     struct unpack *unpack;
-    struct digest *bytes, *part;    /* plain text needs the second alone */
+    struct digest *bytes, *part;
+    struct belt *belt;              /* takes the text, once there is much */
+    int64_t text_bytes;             /* so far, taken or not */
     struct seekable_writer *writer; /* frames are made; NULL: not (yet) */
     char *framed_path;              /* where, while fd holds bytes as sent */
     int framed_fd;
@@ -90,11 +94,12 @@ int upload_new(const char *tmp_dir, const struct upload_plan *plan,
         r = no_memory(err);
     if (r >= 0)
         r = intake_new(index, plan->rules, &u->text, err);
-    if (r >= 0 && u->framed) {
+    if (r >= 0 && !(way->bytes = digest_new()))
+        r = no_memory(err);
+    if (r >= 0 && u->framed)
         r = unpack_new(plan->packing, &way->unpack, err);
-        if (r >= 0 && !(way->bytes = digest_new()))
-            r = no_memory(err);
-    }
+    else if (r >= 0)
+        intake_digest_elsewhere(u->text); /* that of the bytes is that of it */
     if (r >= 0 && plan->packing == PACKING_GZIP)
         r = seekable_writer_new(u->fd, &way->writer, err);
     if (r < 0) {
@@ -229,7 +234,7 @@ static int begin_frames(struct upload *u, struct err *err)
         r = seekable_writer_new(way->framed_fd, &way->writer, err);
     if (r >= 0)
         r = unpack_new(PACKING_ZSTD, &again, err);
-    way->replay = u->text->bytes;
+    way->replay = way->text_bytes;
     for (int64_t at = 0; r >= 0 && way->replay > 0;) {
         ssize_t n = pread(u->fd, piece, WIRE_BLOCK_BYTES, at);
         if (n < 0)
@@ -254,16 +259,36 @@ static int begin_frames(struct upload *u, struct err *err)
     return 0;
 }
 
+static int take(void *arg, const char *text, size_t len, struct err *err)
+{
+    return intake_add(arg, text, len, err);
+}
+
+/* What is known of the text is taken from it here, or beside. */
+static int add_known(struct upload *u, const char *text, size_t len,
+                     struct err *err)
+{
+    struct upload_way *way = u->way;
+    int r = 0;
+    if (!way->belt && way->text_bytes >= SHORT)
+        r = belt_new(take, u->text, &way->belt, err);
+    if (r >= 0)
+        r = way->belt ? belt_add(way->belt, text, len, err)
+                      : intake_add(u->text, text, len, err);
+    way->text_bytes += (int64_t)len;
+    return r;
+}
+
 static int add_text(void *arg, const char *text, size_t len, struct err *err)
 {
     struct upload *u = arg;
     struct upload_way *way = u->way;
-    if (!u->text->bytes && check_plain((const unsigned char *)text, len, err))
+    if (!way->text_bytes && check_plain((const unsigned char *)text, len, err))
         return err_set(err, ERR_MEDIA, "the shard is compressed twice");
-    int r = intake_add(u->text, text, len, err);
+    int r = add_known(u, text, len, err);
     if (r >= 0 && way->writer)
         return seekable_write(way->writer, text, len, err);
-    if (r >= 0 && u->text->bytes > SEEKABLE_FRAME_MAX &&
+    if (r >= 0 && way->text_bytes > SEEKABLE_FRAME_MAX &&
         !unpack_members(way->unpack))
         return begin_frames(u, err); /* its first frame is too long already */
     return r;
@@ -275,8 +300,12 @@ static int add(struct upload *u, const void *data, size_t len, struct err *err)
     int r = check_head(u, data, len, err);
     if (r < 0)
         return r;
-    if (way->bytes)
-        digest_add(way->bytes, data, len);
+    if (!u->framed) { /* first, for it goes on beside */
+        r = add_known(u, data, len, err);
+        if (r < 0)
+            return r;
+    }
+    digest_add(way->bytes, data, len);
     if (way->part)
         digest_add(way->part, data, len);
     if (!way->writer) {
@@ -284,8 +313,7 @@ static int add(struct upload *u, const void *data, size_t len, struct err *err)
         if (r < 0)
             return r;
     }
-    return u->framed ? unpack_add(way->unpack, data, len, add_text, u, err)
-                     : intake_add(u->text, data, len, err);
+    return u->framed ? unpack_add(way->unpack, data, len, add_text, u, err) : 0;
 }
 
 /* Whose data it is that does not fit. */
@@ -359,7 +387,13 @@ static int end(struct upload *u, struct err *err)
 {
     struct upload_way *way = u->way;
     struct stat sb;
-    int r = way->unpack ? unpack_end(way->unpack, err) : 0;
+    /* a bad record came before the end of a stream that is cut */
+    int r = way->belt ? belt_wait(way->belt, err) : 0;
+    if (r >= 0 && way->unpack)
+        r = unpack_end(way->unpack, err);
+    digest_end(way->bytes, u->sha256);
+    if (!u->framed)
+        digest_hex(u->sha256, u->text->sha256);
     if (r >= 0)
         r = intake_end(u->text, err);
     if (r >= 0 && u->framed && !way->writer) {
@@ -374,16 +408,14 @@ static int end(struct upload *u, struct err *err)
     if (fsync(u->fd) < 0 || fstat(u->fd, &sb) < 0)
         return io_error(err, "store");
     u->stored_bytes = sb.st_size;
-    if (way->bytes)
-        digest_end(way->bytes, u->sha256);
-    else
-        digest_parse(u->text->sha256, u->sha256);
     if (way->part)
         digest_end(way->part, u->part_sha256);
     seekable_writer_free(way->writer);
     way->writer = NULL;
     unpack_free(way->unpack);
     way->unpack = NULL;
+    belt_free(way->belt);
+    way->belt = NULL;
     return 0;
 }
 
@@ -440,6 +472,7 @@ int upload_publish(struct upload *u, const char *dir, const char *path,
 
 static void way_free(struct upload_way *way)
 {
+    belt_free(way->belt); /* while what it takes from is there */
     if (way->framed_path)
         unlink(way->framed_path);
     free(way->framed_path);

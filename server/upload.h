@@ -10,6 +10,9 @@
  *           they have a table that fits ► kept as they came, read once more
  *           else ► frames are made of them
  *
+ * A long one's text has a thread of its own (belt.h): what is wrong with a record
+ * may be said a little later than it came.
+ *
  * A handler sees a complete upload that is on disk (fsync done) and publishes
  * it by rename; one that is not published leaves nothing behind. One that broke
  * off without an error can go on where it stopped (partial.h). */

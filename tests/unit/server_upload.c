@@ -20,6 +20,7 @@
 #include "schema/lines.h"
 #include "schema/seekable.h"
 #include "schema/wire.h"
+#include "server/belt.h"
 #include "server/partial.h"
 #include "server/upload.h"
 
@@ -456,6 +457,79 @@ static void bad_records_are_counted_with_reasons(void **state)
     upload_free(u);
 }
 
+/* Most of it is taken by a thread of its own: nothing is said of another record,
+ * nor of none. */
+static void a_long_upload_is_checked_to_its_last_record(void **state)
+{
+    CLEANUP(buf_release) struct buf good = {0}, text = {0}, in = {0};
+    while (good.len < 5000000)
+        assert_int_equal(buf_adds(&good, "{\"x\":[1,2,3],\"v\":0.5}\n"), 0);
+    int64_t line = (int64_t)strlen("{\"x\":[1,2,3],\"v\":0.5}\n");
+    int64_t lines = (int64_t)good.len / line;
+    const int64_t places[] = {0, 3, lines / 4, lines / 2, lines - 1, lines};
+    for (int k = 0; k < 6; k++) {
+        size_t at = (size_t)(places[k] * line);
+        buf_clear(&text);
+        buf_add(&text, good.data, at);
+        buf_adds(&text, "{\"x\":[9],\"v\":0.5}\n");
+        buf_add(&text, good.data + at, good.len - at);
+        buf_clear(&in);
+        gzip(&in, &text);
+        for (int framed = 0; framed < 2; framed++) {
+            const struct buf *b = framed ? &in : &text;
+            struct upload *u = begin_as(framed ? PACKING_GZIP : PACKING_NONE,
+                                        true, RULES, false);
+            assert_int_equal(add(u, b->data, b->len, 100000), ERR_DATA);
+            assert_int_equal(err.line, places[k] + 1);
+            assert_int_equal(err.offset, at);
+            assert_string_equal(err.field, "x");
+            assert_true(u->failed);
+            upload_free(u);
+            u = begin_as(framed ? PACKING_GZIP : PACKING_NONE, true, RULES,
+                         true);
+            assert_int_equal(add(u, b->data, b->len, 100000), 0);
+            assert_int_equal(u->text->records, lines + 1);
+            assert_int_equal(u->text->bad, 1);
+            char hex[DIGEST_HEX];
+            hex_of(text.data, text.len, hex);
+            assert_string_equal(u->text->sha256, hex);
+            upload_free(u);
+        }
+    }
+}
+
+static int take_some(void *arg, const char *data, size_t len, struct err *e)
+{
+    struct buf *got = arg;
+    if (got->len > 3000000)
+        return err_set(e, ERR_NOSPACE, "no more than %zu", got->len);
+    return buf_add(got, data, len);
+}
+
+static void a_belt_keeps_the_order_and_the_first_error(void **state)
+{
+    CLEANUP(buf_release) struct buf text = {0}, got = {0};
+    text_make(&text, 2500000);
+    struct belt *b = NULL;
+    assert_int_equal(belt_new(take_some, &got, &b, &err), 0);
+    for (size_t at = 0, n = 1; at < text.len; at += n, n = n * 7 % 900000 + 1)
+        assert_int_equal(belt_add(b, text.data + at,
+                                  at + n > text.len ? text.len - at : n, &err),
+                         0);
+    assert_int_equal(belt_wait(b, &err), 0);
+    assert_int_equal(got.len, text.len);
+    assert_memory_equal(got.data, text.data, text.len);
+    int r = 0;
+    for (int i = 0; i < 20 && r >= 0; i++)
+        r = belt_add(b, text.data, 400000, &err);
+    assert_int_equal(r, ERR_NOSPACE);
+    assert_int_equal(belt_wait(b, &err), ERR_NOSPACE);
+    assert_non_null(strstr(err.text, "no more than 3"));
+    assert_int_equal(belt_add(b, "x", 1, &err), ERR_NOSPACE);
+    belt_free(b);
+    belt_free(NULL);
+}
+
 static void a_published_upload_keeps_its_inode(void **state)
 {
     struct stat before, after;
@@ -603,6 +677,8 @@ int main(void)
         TEST(a_line_that_is_too_long_is_marked_or_refused),
         TEST(the_first_bad_record_is_named_however_cut),
         TEST(bad_records_are_counted_with_reasons),
+        TEST(a_long_upload_is_checked_to_its_last_record),
+        TEST(a_belt_keeps_the_order_and_the_first_error),
         TEST(a_published_upload_keeps_its_inode),
         TEST(an_abandoned_upload_leaves_nothing),
         TEST(an_empty_shard_has_no_blocks),
