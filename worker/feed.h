@@ -1,11 +1,12 @@
 /* feed.h - records in training order, as padded micro-batches.
  *
- * The feed reads the frozen shards front to back (shard.h), keeps a shuffle
- * buffer of references, draws from it with a counter-based generator
- * (shuffle.h), and decodes on a thread ahead of the trainer; a micro-batch is
- * padded when it is handed out (collate.h), so a new padding holds at once. An
- * effective batch ends with its epoch, so the last one of an epoch may be
- * partial.
+ * Lines are read ahead by one thread (reader.h), drawn, decoded and gathered into
+ * effective batches by another (producer.h): through a shuffle buffer of
+ * references (shuffle.h), or in the order of a permutation over the whole data
+ * (plan.h). A micro-batch is padded when it is handed out (collate.h), so a new
+ * padding holds at once. An effective batch ends with its epoch, so the last one
+ * of an epoch may be partial, and so may be that of a cycle which takes no more
+ * records.
  *
  * What is saved is the position after the last step *trained*, never that of
  * the last record prefetched: each batch carries the journal of its draws, and
@@ -14,16 +15,19 @@
  *
  * A position (the manifest's `feed`):
  *   {"epoch", "step", "shard", "offset", "draws", "records", "skipped",
- *    "bad": [{shard, line, offset, field, detail}, …]}
- * shard and offset say where the next line is read; draws count within the
- * epoch; records and skipped within the cycle. Beside it stands the buffer, n
- * × 4 of int64: shard, offset, length, hash. */
+ *    "renormalised", "bad": [{shard, line, offset, field, detail}, …],
+ *    "exceeded": {dimension: {"count", "longest"}}?}
+ * shard and offset say where the next line is read; a global shuffle has none,
+ * its draws say all. Draws count within the epoch; records, skipped, renormalised
+ * and exceeded within the cycle. Beside it stands the buffer, n × 4 of int64:
+ * shard, offset, length, hash. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include "schema/err.h"
 #include "schema/spec.h"
+#include "worker/shapes.h"
 #include "worker/torch_shim.h"
 
 struct feed;
@@ -36,6 +40,7 @@ struct feed_batch {
     int effective;  /* records of that step's whole batch */
     bool last;      /* the last micro-batch of its step */
     bool epoch_end; /* and its step the last of the epoch */
+    bool cycle_end; /* and of the cycle, which may take less than an epoch */
     bool new_shape; /* first time in this process */
     const int64_t (*places)[2]; /* of its records: shard, offset */
 };
@@ -69,11 +74,15 @@ int feed_save(struct feed *f, json_t **ret_position, int64_t **ret_buffer,
               int64_t *ret_n, struct err *err);
 
 struct feed_stats {
-    int64_t step, epoch, records, skipped; /* as of the last trained step */
-    int64_t shapes;     /* distinct padded ones of this process */
-    int64_t bytes_read; /* from shards, by this process */
-    double wait_s;      /* the trainer waited for the feed */
-    json_t *bad;        /* first bad records, as in the position; caller owns */
+    /* as of the last trained step */
+    int64_t step, epoch, records, skipped, renormalised;
+    const struct exceeded *exceeded; /* per dimension; valid until feed_close */
+    int64_t shapes;                  /* distinct padded ones of this process */
+    int64_t padded, held; /* entries of this process' batches, and those of them
+                           * that are not padding, along each field's dimension */
+    int64_t bytes_read;   /* from shards, by this process */
+    double wait_s;        /* the trainer waited for the feed */
+    json_t *bad; /* first bad records, as in the position; caller owns */
 };
 void feed_stats(struct feed *f, struct feed_stats *ret);
 /* The name of a shard, for messages. */
