@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 #include "schema/cleanup.h"
@@ -100,6 +101,21 @@ static int stopped(struct err *err)
     return err_set(err, ERR_BUSY, "stopped");
 }
 
+/* What is derived of data leaves the disk's last to what must still be written. */
+static int room(const char *dir, struct err *err)
+{
+    struct statvfs fs;
+    if (store_statvfs(dir, &fs) < 0)
+        return 0; /* not known: writing will show */
+    int64_t left = (int64_t)((uint64_t)fs.f_bavail * fs.f_frsize) - store_spare;
+    return left > 0 ? 0
+                    : err_set(err, ERR_NOSPACE,
+                              "no room for what is derived of it: the last %d "
+                              "MiB of the disk of %s are kept for what must "
+                              "still be written",
+                              (int)(store_spare >> 20), dir);
+}
+
 /* ---- a copy, of what cannot be read from the middle ---- */
 
 struct copying {
@@ -139,6 +155,9 @@ static int reframe(const struct reading *in, int from, int to,
             break;
         if (in->stop && in->stop(in->arg))
             return stopped(err);
+        r = room(in->dir, err);
+        if (r < 0)
+            return r;
         r = unpack_add(c.unpack, in->piece, (size_t)n, copy_text, &c, err);
         at += n;
         if (in->progress)
@@ -237,10 +256,11 @@ static int take_in(const struct reading *in, struct text *text, int64_t end,
         size_t want = end - at < (int64_t)PIECE ? (size_t)(end - at) : PIECE;
         if (in->stop && in->stop(in->arg))
             return stopped(err);
-        int64_t n = text_read(text, at, in->piece, want, err);
+        int r = room(in->dir, err);
+        int64_t n = r < 0 ? r : text_read(text, at, in->piece, want, err);
         if (n < 0)
             return (int)n;
-        int r = intake_add(to, in->piece, (size_t)n, err);
+        r = intake_add(to, in->piece, (size_t)n, err);
         if (r < 0)
             return r;
         at += n;

@@ -17,6 +17,7 @@
 #include "server/snapshot.h"
 
 #define SAY_MS 1000   /* between two sentences on how far it is */
+#define ROOM_MS 10000 /* after one that was full: what was read is in vain */
 #define AGAIN_MS 5000 /* after a disk that failed */
 #define PIECE ((size_t)1 << 20)
 
@@ -27,6 +28,7 @@ struct survey {
     struct lanes *lanes;
     int64_t cycle;
     struct spec spec;
+    bool full;   /* the disk is */
     bool wanted; /* the cycle waits for it, still */
     struct root_files files;
     json_t *shards;    /* of a dataset: as snapshot rows */
@@ -179,7 +181,7 @@ static int on_later(void *arg, struct ctx *ctx, struct err *err)
         return r;
     CLEANUP(stmt_end) struct stmt q = stmt_use(ctx->st, SQL_CYCLE_LOOK_LATER);
     stmt_int(&q, ":id", s->cycle);
-    stmt_int(&q, ":ms", ctx->now_ms + AGAIN_MS);
+    stmt_int(&q, ":ms", ctx->now_ms + (s->full ? ROOM_MS : AGAIN_MS));
     int64_t n = stmt_run(&q, err);
     return n < 0 ? (int)n : 0;
 }
@@ -404,6 +406,7 @@ static int failed(struct survey *s, int code, struct err *why, struct err *err)
         return lanes_call(s->lanes, LANE_WRITE, on_found, s, err);
     }
     char text[900];
+    s->full = code == ERR_NOSPACE;
     snprintf(text, sizeof(text), "cannot read its data, tries again: %.760s",
              why->text);
     s->survey = json_string(text);

@@ -3,12 +3,13 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
 import fs from 'node:fs';
 import path from 'node:path';
 import zlib from 'node:zlib';
 import { FakeWorker } from '../fake_worker.mjs';
 import { seekable as frames, zstd } from '../bad_lines.mjs';
-import { merge, moment, scratch, sha256, tiny, tinyShard, tinySpec, jsonl, until, withServer } from '../harness.mjs';
+import { merge, moment, scratch, sha256, smallDisk, tiny, tinyShard, tinySpec, jsonl, until, withServer } from '../harness.mjs';
 
 const rootSpec = (patch = {}) => {
   const spec = tinySpec();
@@ -347,4 +348,28 @@ test('a cycle may have other data than its job', async () => {
     await frozen(s, id);
     assert.equal((await s.get(`/v1/jobs/${id}/cycles/1`)).json.records, 12);
   });
+});
+
+test('a full disk costs no more than the wait, and leaves room for the rest', async (t) => {
+  const disk = smallDisk(64);
+  if (!disk) return t.skip('no small disk can be made here');
+  try {
+    await withRoot(async (s, dir) => {
+      const random = randomBytes(30e6).map((b, i) => (i % 1000 === 999 ? 10 : 97 + b % 26));
+      put(dir, 'big.jsonl.gz', zlib.gzipSync(random, { level: 1 }));
+      fs.writeFileSync(path.join(disk.dir, 'ballast'), Buffer.alloc(40e6));
+      const { id } = await s.submit(rootSpec());
+      const j = await until('the job to say so', async () => {
+        const one = await s.job(id);
+        return /kept for what must still be written/.test(one.reason ?? '') && one;
+      });
+      assert.equal(j.state, 'queued');
+      assert.deepEqual(fs.readdirSync(path.join(s.dir, 'tmp')), []);
+      await s.upload('tiny', { 'a.jsonl': tinyShard(3) }); // others can still write
+      fs.rmSync(path.join(disk.dir, 'ballast'));
+      await frozen(s, id);
+    }, { dir: path.join(disk.dir, 'state') });
+  } finally {
+    disk.done();
+  }
 });
