@@ -18,9 +18,8 @@ struct values {
 enum found { LISTS = 1, NUMBERS = 2, STRINGS = 4, OBJECTS = 8, WORDS = 16 };
 
 struct found_field {
-    char *name; /* as it stands between the quotes */
+    char *name; /* without escapes */
     size_t name_len;
-    char *shown; /* without escapes */
     unsigned found;
     int64_t records;
     int dim; /* -1: it never was a list */
@@ -97,7 +96,6 @@ void census_fields_free(struct census_fields *f)
         lengths_release(&f->dims[i].lengths);
     for (int i = 0; i < f->n_found; i++) {
         free(f->found[i].name);
-        free(f->found[i].shown);
     }
     free(f->dims);
     free(f->values);
@@ -227,22 +225,28 @@ static const char *read_number(const char *s, double *ret)
     return s + n;
 }
 
-/* The text between a string's quotes, without escapes; caller frees. */
+/* A name with escapes, without them; caller frees. */
 static char *unescaped(const char *name, size_t len)
 {
-    if (!memchr(name, '\\', len))
-        return copy_of(name, len);
     json_t *v = json_loadb(name - 1, len + 2, JSON_DECODE_ANY, NULL);
-    char *out = strdup(v ? json_string_value(v) : "?");
+    char *out = strdup(v ? json_string_value(v) : "?"); /* it holds a NUL */
     json_decref(v);
     return out;
 }
 
-/* The field of that name; NULL: one too many. `guess`: where it stood in the
- * record before. -1 when memory is short. */
+/* The field of that name, as it stands between the quotes; NULL: one too many.
+ * `guess`: where it stood in the record before. -1 when memory is short. */
 static int field_of(struct census_fields *f, const char *name, size_t len,
                     int guess, struct found_field **ret)
 {
+    AUTO_FREE char *plain = NULL;
+    if (memchr(name, '\\', len)) {
+        plain = unescaped(name, len);
+        if (!plain)
+            return -1;
+        name = plain;
+        len = strlen(plain);
+    }
     *ret = NULL;
     for (int k = 0; k < f->n_found; k++) {
         struct found_field *x = &f->found[(guess + k) % f->n_found];
@@ -258,12 +262,8 @@ static int field_of(struct census_fields *f, const char *name, size_t len,
     struct found_field *x = &f->found[f->n_found];
     *x = (struct found_field){.name_len = len, .dim = -1};
     x->name = copy_of(name, len);
-    x->shown = unescaped(name, len);
-    if (!x->name || !x->shown) {
-        free(x->name);
-        free(x->shown);
+    if (!x->name)
         return -1;
-    }
     f->n_found++;
     *ret = x;
     return 0;
@@ -275,7 +275,7 @@ static int found_list(struct census_fields *f, struct found_field *x,
 {
     if (x->dim < 0) {
         x->dim = f->n_dims++;
-        f->dims[x->dim].name = x->shown;
+        f->dims[x->dim].name = x->name;
         f->dims[x->dim].fields = 1;
     }
     *shape += mix(x->dim, length);
@@ -461,8 +461,7 @@ json_t *census_fields_json(const struct census_fields *f)
     for (int i = 0; f->desc && i < f->desc->n_fields; i++)
         json_object_set_new(out, f->desc->fields[i].name, described(f, i));
     for (int i = 0; i < f->n_found; i++)
-        json_object_set_new(out, f->found[i].shown,
-                            found_json(f, &f->found[i]));
+        json_object_set_new(out, f->found[i].name, found_json(f, &f->found[i]));
     return out;
 }
 

@@ -261,6 +261,10 @@ static void without_a_description_lists_are_what_is_long(void **state)
     assert_int_equal(int_at(c, "shapes"), 4); /* 4,0  0,2  1+2  none */
     const json_t *a = at(c, "fields", "a");
     assert_string_equal(json_string_value(json_object_get(a, "kind")), "list");
+    /* "\\u0061" is an a as well */
+    assert_int_equal(int_at(a, "records"), 3);
+    assert_text(at(at(c, "dims", "a"), "histogram", NULL),
+                "[[0,1],[1,1],[4,1]]");
     assert_int_equal(int_at(at(c, "fields", "e"), "max"), 2);
     const json_t *n = at(c, "fields", "n");
     assert_string_equal(json_string_value(json_object_get(n, "kind")), "mixed");
