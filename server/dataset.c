@@ -201,6 +201,17 @@ static void index_path(const char *sha256, char ret[80])
     snprintf(ret, 80, "index/%s", sha256);
 }
 
+/* By which description its records were looked at, and what was found. */
+static void bind_checked(struct stmt *q, const struct upload *up)
+{
+    stmt_text(q, ":checked", up->plan.rules ? up->plan.rules->digest : NULL);
+    stmt_int(q, ":bad", up->text->bad);
+    if (up->text->bad)
+        stmt_json(q, ":bad_first", up->text->bad_first);
+    else
+        stmt_null(q, ":bad_first");
+}
+
 static int shard_add(struct store *st, int64_t dataset, const char *name,
                      const struct upload *up, const char *path, int64_t now_ms,
                      struct err *err)
@@ -227,12 +238,18 @@ static int shard_add(struct store *st, int64_t dataset, const char *name,
     stmt_int(&q, ":now", now_ms);
     stmt_text(&q, ":form", up->framed ? "zstd" : "plain");
     stmt_int(&q, ":stored_bytes", up->stored_bytes);
-    stmt_text(&q, ":checked", up->plan.rules ? up->plan.rules->digest : NULL);
-    stmt_int(&q, ":bad", text->bad);
-    if (text->bad)
-        stmt_json(&q, ":bad_first", text->bad_first);
-    else
-        stmt_null(&q, ":bad_first");
+    bind_checked(&q, up);
+    return (int)stmt_run(&q, err);
+}
+
+/* What was sent again is what is there: what was found now is known of it. */
+static int shard_checked(struct store *st, int64_t dataset, const char *name,
+                         const struct upload *up, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_SHARD_CHECKED);
+    stmt_int(&q, ":dataset", dataset);
+    stmt_text(&q, ":name", name);
+    bind_checked(&q, up);
     return (int)stmt_run(&q, err);
 }
 
@@ -303,8 +320,8 @@ int dataset_put(struct store *st, const char *dataset, const char *shard,
                            "bytes; upload them under another name",
                            shard, dataset);
         *ret_new = false;
-        *ret = json_incref(old);
-        return 0;
+        r = checked ? shard_checked(st, id, shard, up, err) : 0;
+        return r < 0 ? r : shard_find(st, id, shard, checked, ret, err);
     }
 
     CLEANUP(txn_end) struct txn txn = TXN_INIT;

@@ -70,6 +70,10 @@ SQL(SHARD_ADD, "INSERT INTO shards(dataset_id, name, bytes, lines, records,"
                " :name, :bytes, :lines, :records, :sha256, :blocks, :mtime_ns,"
                " :inode, :now, :form, :stored_bytes, :checked, :bad,"
                " :bad_first)")
+/* the same text again, looked at by another description */
+SQL(SHARD_CHECKED, "UPDATE shards SET checked = :checked, bad = :bad,"
+                   " bad_first = :bad_first WHERE dataset_id = :dataset"
+                   " AND name = :name")
 #ifndef SHARD_COLUMNS
 #define SHARD_COLUMNS                                                          \
     "SELECT name, bytes, records, lines, sha256, created_ms, form,"            \

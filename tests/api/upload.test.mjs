@@ -340,6 +340,10 @@ test('a dataset says what its records look like, and uploads are held to it', as
   const set = (await s.get(url)).json;
   assert.deepEqual([set.bad, set.records, set.shards.map((x) => x.checked)], [30, 135, [false, true]]);
 
+  // the same text again is looked at anew, and stays one shard
+  (await s.put(shard('good.jsonl'), tinyShard(100))).expect(200);
+  assert.deepEqual((await s.get(url)).json.shards.map((x) => x.checked), [true, true]);
+
   (await s.request('PUT', url, { record: null })).expect(200);
   (await s.put(shard('anything.jsonl'), 'whatever\n')).expect(201);
   assert.equal((await s.get(url)).json.record, undefined);
