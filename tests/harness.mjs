@@ -229,6 +229,7 @@ export class Server {
     }
     return request(this.url, { method, path: target, headers: h, body: data, ...more });
   }
+  get cache() { return `${this.dir}-cache`; }
   get(target, headers) { return this.request('GET', target, undefined, headers); }
   post(target, body, headers) { return this.request('POST', target, body, headers); }
   patch(target, body, headers) { return this.request('PATCH', target, body, headers); }
@@ -321,9 +322,12 @@ export class Server {
   workerProcesses() { return this.processes().filter((p) => /pawl-worker$/.test(p.args[0] ?? '')); }
 
   // A worker of the test's own; resolves when it has ended. What it prints is kept.
-  startWorker({ env = {}, args = [] } = {}) {
-    const child = spawn(path.join(this.programs, 'pawl-worker'), ['--server', this.url, ...args],
-      { env: { ...this.env, PAWL_TOKEN: this.token, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
+  // It knows the server's address and token, and gets shards over HTTP into a cache
+  // of this server's; with `local` it has the state folder, and reads them there.
+  startWorker({ env = {}, args = [], local = false } = {}) {
+    const where = local ? ['--state', this.dir] : ['--server', this.url];
+    const child = spawn(path.join(this.programs, 'pawl-worker'), [...where, ...args],
+      { env: { ...this.env, PAWL_TOKEN: this.token, PAWL_CACHE: this.cache, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
     const w = { pid: child.pid, output: '' };
     child.stdout.on('data', (d) => { w.output += d; });
     child.stderr.on('data', (d) => { w.output += d; });
@@ -361,6 +365,7 @@ export class Server {
   sweep() {
     this.sweepProcesses();
     servers.delete(this);
+    fs.rmSync(this.cache, { recursive: true, force: true, maxRetries: 5 });
     if (this.ownDir) fs.rmSync(this.dir, { recursive: true, force: true, maxRetries: 5 });
   }
 }
