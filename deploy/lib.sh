@@ -36,7 +36,7 @@ python3              Python 3
 python3-torch        PyTorch for Python
 chromium             Chromium
 clang                clang
-libclang-rt-dev      clang's sanitizers and libFuzzer
+libclang-rt-dev      sanitizers and libFuzzer for clang
 strace               strace'
 
 say() { printf '%s\n' "$*"; }
