@@ -25,12 +25,11 @@ void bad_place(struct shards *shards, const struct ref *ref, const char *kind,
 json_t *bad_json(struct shards *shards, const struct ref *ref,
                  const struct err *why)
 {
-    json_int_t line =
-        shards_line_number(shards, (int)ref->shard, ref->offset);
-    json_t *out = json_pack("{s:s, s:I, s:I, s:s, s:s}", "shard",
-                            name_of(shards, ref), "line", line, "offset",
-                            (json_int_t)ref->offset, "field", why->field,
-                            "detail", why->text);
+    json_int_t line = shards_line_number(shards, (int)ref->shard, ref->offset);
+    json_t *out =
+        json_pack("{s:s, s:I, s:I, s:s, s:s}", "shard", name_of(shards, ref),
+                  "line", line, "offset", (json_int_t)ref->offset, "field",
+                  why->field, "detail", why->text);
     if (!out) /* a field name cut within a character */
         out = json_pack("{s:s, s:I, s:I, s:s}", "shard", name_of(shards, ref),
                         "line", line, "offset", (json_int_t)ref->offset,

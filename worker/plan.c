@@ -22,11 +22,11 @@ struct member { /* of a group */
 
 struct group {
     double weight;
-    int64_t n;              /* records */
-    int64_t first, uses;    /* slots */
-    int64_t full;           /* of which so many are of full passes */
+    int64_t n;               /* records */
+    int64_t first, uses;     /* slots */
+    int64_t full;            /* of which so many are of full passes */
     struct permutation rest; /* whose records the others are */
-    int members;            /* from plan.members + at */
+    int members;             /* from plan.members + at */
     int at;
 };
 
@@ -299,8 +299,8 @@ int plan_ref(struct plan *p, int64_t draw, struct ref *ret, struct err *err)
     int64_t slot = permute_at(&p->order, draw);
     const struct group *g = group_at(p, slot);
     slot -= g->first;
-    int64_t rank = slot < g->full ? slot % g->n
-                                  : permute_at(&g->rest, slot - g->full);
+    int64_t rank =
+        slot < g->full ? slot % g->n : permute_at(&g->rest, slot - g->full);
     const struct member *m = member_at(p, g, rank);
     int64_t entry;
     struct line_entry e;

@@ -8,10 +8,12 @@ static const struct {
     size_t at;
     int when;
 } fields[] = {
-#define FIELD(name, when) {#name, offsetof(struct position, name), when}
-    FIELD(epoch, ALWAYS),    FIELD(step, ALWAYS),
-    FIELD(shard, IN_FILES),  FIELD(offset, IN_FILES),
-    FIELD(draws, ALWAYS),    FIELD(records, ALWAYS),
+#define FIELD(name, when)                                                      \
+    {                                                                          \
+#name, offsetof(struct position, name), when                           \
+    }
+    FIELD(epoch, ALWAYS),    FIELD(step, ALWAYS),        FIELD(shard, IN_FILES),
+    FIELD(offset, IN_FILES), FIELD(draws, ALWAYS),       FIELD(records, ALWAYS),
     FIELD(skipped, ALWAYS),  FIELD(renormalised, LATER),
 #undef FIELD
 };

@@ -192,8 +192,7 @@ struct drawn {
 };
 
 /* Through the buffer: 1, or 0 at the epoch's end. */
-static int draw_shuffled(struct producer *p, struct drawn *ret,
-                         struct err *err)
+static int draw_shuffled(struct producer *p, struct drawn *ret, struct err *err)
 {
     if (!p->filled) {
         int r = fill(p, err);
@@ -263,8 +262,8 @@ static int decode(struct producer *p, const struct drawn *d,
 static int put(struct producer *p, struct ready *b, const struct record *record,
                const struct ref *ref, struct err *err)
 {
-    int r = sample_new(&p->spec->record, record, ref, &b->arena, &b->v[b->n],
-                       err);
+    int r =
+        sample_new(&p->spec->record, record, ref, &b->arena, &b->v[b->n], err);
     if (r < 0)
         return r;
     b->bytes += b->v[b->n++]->bytes;

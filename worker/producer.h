@@ -19,11 +19,11 @@
 
 /* An effective batch on its way to the trainer. */
 struct ready {
-    struct sample **v; /* effective_batch of them; n are there */
-    int n;             /* 0: the end, or an error */
+    struct sample **v;  /* effective_batch of them; n are there */
+    int n;              /* 0: the end, or an error */
     struct arena arena; /* of the samples */
     size_t bytes;
-    int renormalised; /* of its records */
+    int renormalised;   /* of its records */
     struct journal ops; /* draws that made it */
     struct position after;
     bool epoch_end, cycle_end;

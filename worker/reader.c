@@ -10,7 +10,7 @@
 #define PAGE_BYTES (256 * 1024)
 #define PAGE_LINES_FIRST 16 /* of a plan, whose lines lie anywhere */
 #define PAGE_LINES 512
-#define AHEAD 4                    /* pages */
+#define AHEAD 4                   /* pages */
 #define AHEAD_BYTES (1024 * 1024) /* and their text, but for one */
 
 struct line {
@@ -221,8 +221,8 @@ static void *reader_main(void *arg)
         pthread_mutex_unlock(&r->lock);
         if (!p)
             abort(); /* not even room to say so */
-        p->result = r->plan ? read_drawn(r, p, &p->err)
-                            : read_on(r, p, &p->err);
+        p->result =
+            r->plan ? read_drawn(r, p, &p->err) : read_on(r, p, &p->err);
         if (buf_reserve(&p->text, SCANNER_PAD) < 0)
             p->result = err_set(&p->err, ERR_NOMEM, "no memory to read lines");
         if (p->result == 0)
