@@ -113,7 +113,7 @@ static inline void add_record(struct buf *b, int id)
 struct spec_in {
     int epochs, effective, micro, shuffle; /* shuffle 0: none */
     int64_t seed;
-    bool skip;
+    bool skip, global; /* global: shuffle is 0 */
 };
 
 static inline void make_spec(const struct spec_in *in, struct spec *ret)
@@ -129,8 +129,12 @@ static inline void make_spec(const struct spec_in *in, struct spec *ret)
         "target", "loss", "mse", "data", "dataset", "unit", "bad_records",
         in->skip ? "skip" : "fail", "training", "epochs", in->epochs,
         "effective_batch", in->effective, "seed", (json_int_t)in->seed,
-        "shuffle", "mode", in->shuffle ? "buffer" : "none", "size",
-        in->shuffle ? in->shuffle : 1, "runtime", "micro_batch", in->micro);
+        "shuffle", "mode",
+        in->global    ? "global"
+        : in->shuffle ? "buffer"
+                      : "none",
+        "size", in->shuffle ? in->shuffle : 1, "runtime", "micro_batch",
+        in->micro);
     assert_non_null(json);
     if (!in->shuffle)
         json_object_del(
