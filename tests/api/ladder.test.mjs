@@ -1,6 +1,10 @@
 // The sizes of a ladder, as the server chooses and keeps them.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import fs from 'node:fs';
+import os from 'node:os';
+import path from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { FakeWorker } from '../fake_worker.mjs';
 import { Server, jsonl, merge, tiny, tinySpec } from '../harness.mjs';
@@ -67,6 +71,27 @@ test('a job that waits gets its sizes when its turn comes; without a valid recor
   const odd = await s.submit(spec({ count: 2 }, { data: { dataset: 'odd' } }));
   assert.equal(odd.runtime.padding.count, 2);
   await cancel(odd.id);
+});
+
+test('a dry run looks into files below a root that nobody has read yet, whatever their form', async () => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'pawl-test-root-'));
+  const own = await Server.start({ workers: 0, args: ['--data-root', `box=${dir}`] });
+  try {
+    fs.writeFileSync(path.join(dir, 'a.jsonl'), jsonl(records.slice(0, 60)) + '{"cut');
+    fs.writeFileSync(path.join(dir, 'b.jsonl.gz'), gzipSync(jsonl(records.slice(60, 130))));
+    fs.writeFileSync(path.join(dir, 'c.jsonl.zst'), spawnSync('zstd', ['-q', '-c'], { input: jsonl(records.slice(130)) }).stdout);
+    fs.writeFileSync(path.join(dir, 'd.jsonl.gz'), gzipSync(jsonl(records)).subarray(0, 100)); // damaged: the worker will say so
+    const below = spec({ count: 3 });
+    below.data = { root: 'box' };
+    const dry = (await own.post('/v1/jobs?dry_run=1', below)).expect(200).json;
+    assert.deepEqual([dry.records, dry.steps, dry.data_digest, dry.validation_records], [null, null, null, null]);
+    assert.ok(dry.memory.sampled_records >= 200, `${dry.memory.sampled_records}`);
+    assert.deepEqual(dry.memory.lengths.X.sizes, [3, 7, 19]);
+    assert.match(dry.warnings.join(), /yet to be read/);
+  } finally {
+    await own.stop();
+    fs.rmSync(dir, { recursive: true });
+  }
 });
 
 test('each job of a sweep has its own', async () => {

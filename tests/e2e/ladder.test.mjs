@@ -139,6 +139,14 @@ test('sizes are chosen once from the data, few and without waste; the compositio
     // four sizes at equal distances up to the longest waste more
     const even = Object.fromEntries(Object.keys(weight).map((d) => [d, [1, 2, 3, 4].map((i) => Math.ceil(chosen[d].at(-1) * i / 4))]));
     assert.ok(total(chosen) < total(even));
+    // what inspecting the dataset foretells of these sizes is what comes
+    const advice = (await s.get(`/v1/datasets/chess/inspect?whole=1&job=${four.job.id}`)).expect(200).json.advice.ladder['4'];
+    const pasted = await run(advice.padding);
+    const measured = (await s.values(pasted.job.id, 'padding_waste')).map(Number);
+    const mean = measured.reduce((a, b) => a + b, 0) / measured.length;
+    t.diagnostic(`advice: waste ${advice.waste}, measured ${mean.toFixed(3)}`);
+    assert.ok(Math.abs(mean - advice.waste) < 0.03, `${mean}, foretold ${advice.waste}`);
+    assert.deepEqual(pasted.job.data.exceeded, {}, 'the last size holds the longest');
     const events = (await s.get(`/v1/jobs/${four.job.id}/events?limit=1000`)).expect(200).json.items;
     assert.match(events.find((e) => e.kind === 'padding').cause, /^sizes that waste least, from \d+ records: A /);
   });
