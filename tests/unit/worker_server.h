@@ -153,7 +153,7 @@ static inline void server_start(struct server *s, const struct folder *f)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     in_folder(f, "socket", s->socket, sizeof s->socket);
-    snprintf(a.sun_path, sizeof a.sun_path, "%s", s->socket);
+    snprintf(a.sun_path, sizeof a.sun_path, "%.100s", s->socket);
     snprintf(s->url, sizeof s->url, "unix:%s", s->socket);
     s->fd = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_true(s->fd >= 0);
