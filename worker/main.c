@@ -2,12 +2,14 @@
  * stand-by's wait. */
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -174,6 +176,29 @@ static void insist_on_openmp_blas(char **argv)
 {
 }
 #endif
+
+/* ---- files ---- */
+
+#define FILES_WANTED 65536
+
+/* Each shard is a file that stays open. The limit that a shell hands down is for
+ * programs that use select(). */
+static void allow_many_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    rlim_t want = FILES_WANTED;
+#ifdef __APPLE__
+    want = OPEN_MAX;
+#endif
+    if (limit.rlim_max != RLIM_INFINITY && want > limit.rlim_max)
+        want = limit.rlim_max;
+    if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < want) {
+        limit.rlim_cur = want;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
 
 /* ---- stand-by ---- */
 
@@ -462,6 +487,7 @@ int main(int argc, char **argv)
     /* read when oneDNN is first used; unbounded it keeps a plan per shape */
     setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16", 0);
     wait_without_spinning(argv);
+    allow_many_files();
     catch_signals();
     insist_on_openmp_blas(argv);
     if (argc > 1 && !strcmp(argv[1], "predict"))

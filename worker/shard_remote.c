@@ -36,7 +36,8 @@ struct far {
     struct remote *remote;
     struct cache *cache; /* or NULL */
     int first;
-    bool fits; /* the whole set, into the cache */
+    bool fits;    /* the whole set, into the cache */
+    double share; /* of its blocks that are kept there; 1 when it fits */
     int64_t block_bytes;
     atomic_bool stop;
     pthread_mutex_t lock; /* of all below */
@@ -72,7 +73,9 @@ int far_new(const struct shards *set, struct remote *remote, int first,
     }
     for (int i = 0; i < AHEAD; i++)
         f->ahead[i].shard = -1;
-    f->fits = f->cache && all <= cache_max(f->cache) / 8 * 7;
+    int64_t room = f->cache ? cache_max(f->cache) / 8 * 7 : 0;
+    f->fits = f->cache && all <= room;
+    f->share = f->fits ? 1 : (double)room / (double)(all + 1);
     *ret = f;
     return 0;
 }
@@ -126,6 +129,16 @@ static struct piece block_piece(const struct far *f, int shard, int64_t block,
                           .out = out};
 }
 
+/* Of a set that does not fit always the same blocks are kept, whoever reads it
+ * how often: read front to back again and again, each would push out the one
+ * that is needed next. */
+static bool is_kept(const struct far *f, const uint8_t sum[DIGEST_BYTES])
+{
+    uint64_t n;
+    memcpy(&n, sum, sizeof n);
+    return f->cache && (double)(n >> 11) * 0x1p-53 < f->share;
+}
+
 /* A block that came: kept, if it is the one. Else it is asked for once more,
  * since bytes may be damaged on the way, too. */
 static int arrived(struct far *f, int shard, int64_t block, char *data,
@@ -147,7 +160,7 @@ static int arrived(struct far *f, int shard, int64_t block, char *data,
                           "frozen: the first block that differs begins at "
                           "offset %" PRId64,
                           offset);
-    if (f->cache)
+    if (is_kept(f, s->blocks[block]))
         cache_put(f->cache, s->blocks[block], data, block_len(s, block));
     return 0;
 }

@@ -3,7 +3,8 @@
  * What comes is verified and then kept in the cache. Does the whole set fit in
  * there, whole blocks are fetched, each once in its life. Where it does not,
  * lines that are wanted one by one are fetched as just those bytes, known by
- * their hashes; only what is read front to back comes in blocks. Indexes come
+ * their hashes; only what is read front to back comes in blocks, of which as many
+ * are kept as there is room for. Indexes come
  * in pieces of 64 KiB: their entries are proved by the lines that they lead
  * to. */
 #pragma once

@@ -1,9 +1,11 @@
 // Data that changes under a job, and data that is wrong from the start.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
+import path from 'node:path';
 import zlib from 'node:zlib';
-import { Server, chessSpec, jsonl, tiny, tinyShard, tinySpec, withServer } from '../harness.mjs';
+import { Server, bin, chessSpec, jsonl, tiny, tinyShard, tinySpec, withServer } from '../harness.mjs';
 import { badLines } from '../bad_lines.mjs';
 
 // ---- frozen snapshots ----
@@ -195,4 +197,15 @@ test('after all that the server still trains', async () => {
   await s.upload('fine', { 'a.jsonl': tinyShard(40) });
   const end = await s.completed((await s.submit(tinySpec({ data: { dataset: 'fine' } }))).id);
   assert.equal(end.progress.records, 40);
+});
+
+test('more shards than a process may open files, as shells have it: all are read', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', Object.fromEntries(Array.from({ length: 300 }, (_, i) => [`${i}.jsonl`, tinyShard(2)])));
+    const job = await s.submit(tinySpec({ training: { effective_batch: 100 }, runtime: { micro_batch: 100 } }));
+    const r = spawnSync('bash', ['-c', 'ulimit -Sn 200 && exec "$@"', 'bash', path.join(bin, 'pawl-worker'), '--state', s.dir, '--once'],
+      { env: s.env, encoding: 'utf8', timeout: 60_000 });
+    assert.equal(r.status, 0, r.stderr);
+    assert.equal((await s.completed(job.id)).progress.records, 600);
+  });
 });

@@ -23,16 +23,19 @@ const spec = (patch = {}) => merge(chessSpec({
   limits: { lost: 1000, no_progress: 1000 },
   runtime: { checkpoint_every: STEP },
 }), patch);
-const GLOBAL = { training: { shuffle: { mode: 'global', size: null } } };
+const GLOBAL = { training: { shuffle: { mode: 'global', size: null }, validation: { fraction: 0.2, every: 5 } } };
+const BUFFER = { training: { validation: { dataset: 'judged', every: 6 } } };
 const restart = (steps) => ({ runtime: { checkpoint_every: STEP, restart: { every_micro_batches: steps * STEP } } });
 
 async function upload(s) {
   const { 'shard-0002.jsonl': packed, ...plain } = shards;
+  await s.upload('judged', { 'held-out.jsonl': chessShards({ shards: 1, records: 20 })['shard-0000.jsonl'] });
   await s.upload('chess', { ...plain, 'shard-0002.jsonl.gz': zlib.gzipSync(packed) });
 }
 
 const same = (got, want, how) => {
   assert.deepEqual(got.series, want.series, `${how}: losses by step`);
+  assert.deepEqual(got.judged, want.judged, `${how}: losses of the validation`);
   assert.equal(got.model, want.model, `${how}: the model`);
 };
 
@@ -41,7 +44,7 @@ async function train(s, id, options = {}) {
   for (let i = 0; i < 100; i++) {
     const w = await s.runWorker(options);
     assert.equal(w.code, 0, w.output);
-    if ((await s.job(id)).state === 'completed') return s.result(id);
+    if ((await s.job(id)).state === 'completed') return { ...await s.result(id), judged: await s.series(id, ['validation/loss']) };
   }
   assert.fail('100 workers, and it is not completed');
 }
@@ -61,7 +64,7 @@ const files = (dir) => (fs.existsSync(dir) ? fs.readdirSync(dir, { recursive: tr
   .filter((e) => e.isFile() && /^[0-9a-f]{64}$/.test(e.name)).map((e) => path.join(e.parentPath ?? e.path, e.name));
 const kept = (dir) => files(dir).reduce((sum, f) => { try { return sum + fs.statSync(f).size; } catch { return sum; } }, 0);
 
-for (const [mode, patch] of [['buffer', {}], ['global', GLOBAL]]) {
+for (const [mode, patch] of [['buffer', BUFFER], ['global', GLOBAL]]) {
   test(`${mode}: through any cache, and with yields, the same model as beside the data`, async () => {
     await withServer({ workers: 0 }, async (s) => {
       await upload(s);
@@ -79,15 +82,16 @@ for (const [mode, patch] of [['buffer', {}], ['global', GLOBAL]]) {
         const text = Object.values(shards).reduce((n, t) => n + t.length, 0);
         assert.ok(kept(s.cache) >= text, `${kept(s.cache)} of ${text} bytes`);
         const first = asked();
-        assert.equal(first.filter((l) => !/index/.test(l)).length, 4, first.join('\n'));
+        assert.ok(want.judged.length >= 3);
+        assert.equal(first.filter((l) => !/index/.test(l)).length, mode === 'buffer' ? 5 : 4, first.join('\n'));
         // the next job finds them there
         const again = await s.submit(spec(patch));
         same(await train(s, again.id, through()), want, 'a cache that is warm');
         assert.deepEqual(asked(), []);
         // one that does not, and none at all
-        for (const mb of ['1', '0']) {
+        for (const [mb, steps] of [['1', 8], ['0', 0]]) {
           const dir = `${s.cache}/small-${mb}`;
-          const job = await s.submit(spec(merge(patch, restart(12))));
+          const job = await s.submit(spec(merge(patch, restart(steps))));
           same(await train(s, job.id, through('--cache', dir, '--cache-mb', mb)), want, `a cache of ${mb} MB`);
           assert.ok(kept(dir) <= Number(mb) * 2 ** 20, `${kept(dir)} bytes in a cache of ${mb} MB`);
           assert.ok(asked().length > 4);

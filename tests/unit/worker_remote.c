@@ -217,6 +217,24 @@ static void no_block_is_fetched_for_a_record_where_they_do_not_fit(void **state)
     assert_int_equal(scan_all(&s, &err), 3000);
 }
 
+/* Were the oldest to go, a cache of half the text would be of no use to one who
+ * reads it again and again. */
+static void a_small_cache_spares_its_share_of_each_pass(void **state)
+{
+    CLEANUP(scene_release) struct scene s;
+    scene_init(&s, 6 * MB_BLOCK); /* of some 10 blocks */
+    struct err err = {0};
+    int64_t all = blocks_of(&s);
+    assert_in_range(all, 9, 12);
+    assert_int_equal(scan_all(&s, &err), 3000);
+    assert_int_equal(s.server.requests, all);
+    for (int pass = 2; pass < 5; pass++) {
+        int before = atomic_load(&s.server.requests);
+        assert_int_equal(scan_all(&s, &err), 3000);
+        assert_in_range(s.server.requests - before, 1, all - 2);
+    }
+}
+
 static void blocks_in_order_are_asked_for_ahead(void **state)
 {
     CLEANUP(scene_release) struct scene s;
@@ -418,6 +436,7 @@ int main(void)
         cmocka_unit_test(each_block_comes_once_where_all_fit),
         cmocka_unit_test(
             no_block_is_fetched_for_a_record_where_they_do_not_fit),
+        cmocka_unit_test(a_small_cache_spares_its_share_of_each_pass),
         cmocka_unit_test(blocks_in_order_are_asked_for_ahead),
         cmocka_unit_test(a_server_that_is_away_is_waited_for),
         cmocka_unit_test(what_is_damaged_on_the_way_is_asked_for_again),
