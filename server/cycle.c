@@ -214,12 +214,11 @@ static int wait_for_records(struct store *st, int64_t id,
 }
 
 /* What the data decides, now that it is known. */
-static int freeze_done(struct store *st, const struct cycle *c, int64_t now_ms,
-                       struct err *err)
+static int freeze_done(struct store *st, const struct cycle *c, json_t *data,
+                       int64_t now_ms, struct err *err)
 {
-    AUTO_JSON json_t *data = NULL;
-    int r = cycle_data(st, c->id, &data, err);
-    return r < 0 ? r : job_choose_sizes(st, c->job, data, now_ms, err);
+    snapshot_place(st, data); /* it is stored */
+    return job_choose_sizes(st, c->job, data, now_ms, err);
 }
 
 /* The data is frozen: all that is fixed with it. Once for each cycle. */
@@ -258,7 +257,7 @@ static int freeze(struct store *st, struct cycle *c, const struct spec *spec,
     stmt_int(&q, ":now", now_ms);
     store_notify(st, NOTIFY_QUEUE);
     int64_t n = stmt_run(&q, err);
-    return n < 0 ? (int)n : freeze_done(st, c, now_ms, err);
+    return n < 0 ? (int)n : freeze_done(st, c, s->data, now_ms, err);
 }
 
 /* Frozen before: only its time had to come. */

@@ -29,7 +29,8 @@ handler_fn handle_job_complete, handle_event_list, handle_log_list;
 handler_fn handle_sweep_list, handle_sweep_get, handle_sweep_pause;
 handler_fn handle_sweep_resume, handle_sweep_cancel, handle_sweep_retry;
 /* handle_cycle.c */
-handler_fn handle_cycle_post, handle_cycle_list, handle_cycle_get;
+handler_fn handle_cycle_prepare, handle_cycle_post, handle_cycle_list,
+    handle_cycle_get;
 /* handle_metric.c */
 handler_fn handle_metrics, handle_memory;
 /* handle_checkpoint.c */

@@ -1,8 +1,41 @@
 #include <inttypes.h>
 #include <stdio.h>
+#include "schema/spec.h"
 #include "server/cycle.h"
 #include "server/handle.h"
 #include "server/job.h"
+#include "server/root.h"
+
+/* Is there a file below the root, if it is one? To list it may take long, and
+ * needs no writer. What else is wrong the handler says. */
+int handle_cycle_prepare(struct ctx *ctx, struct request *req,
+                         struct reply *ret, struct err *err)
+{
+    int64_t id;
+    CLEANUP(job_release) struct job j = {0};
+    CLEANUP(spec_release) struct spec spec = {0};
+    AUTO_JSON json_t *own = NULL;
+    struct err none;
+    const json_t *data = json_object_get(req->json, "data");
+    int r = req_id(req, "id", &id, &none);
+    if (r >= 0)
+        r = job_load_part(ctx->st, id, JOB_SPEC | JOB_RUNTIME | JOB_LABELS, &j,
+                          &none);
+    if (r >= 0 && json_is_object(data))
+        r = job_own_spec(&j, data, NULL, &own, &none);
+    if (r >= 0)
+        r = spec_parse(own ? own : j.spec, &spec, &none);
+    if (r < 0 || !spec.data.root || spec.data.max_uses > 0)
+        return 0;
+    r = root_has_data(&spec.data, err);
+    if (r != ERR_INVALID)
+        return 0;
+    struct err why = *err; /* unless it was answered when there was one */
+    r = handle_once(ctx, req, ret, err);
+    if (r == 0)
+        *err = why;
+    return r == 0 ? why.code : r < 0 ? r : 0;
+}
 
 int handle_cycle_post(struct ctx *ctx, struct request *req, struct reply *ret,
                       struct err *err)

@@ -45,9 +45,10 @@ static int check_root(const struct spec *spec, struct err *err)
         return 0;
     int r = root_check(spec->data.root, err);
     if (r < 0 || !spec->cycles || json_array_size(spec->after) ||
-        spec->not_before_ms)
+        spec->not_before_ms || spec->data.max_uses > 0)
         return r;
-    return root_has_data(&spec->data, err);
+    r = root_has_data(&spec->data, err);
+    return r == ERR_IO ? 0 : r; /* a disk that is away is waited for */
 }
 
 /* Reading, and a dry run is no more than that, needs no writer. */
@@ -70,6 +71,13 @@ int handle_job_prepare(struct ctx *ctx, struct request *req, struct reply *ret,
                 : spec_parse(req->json, &s->spec, err);
     if (r >= 0 && !s->many)
         r = check_root(&s->spec, err);
+    if (r == ERR_INVALID && !dry) { /* answered when there was one? */
+        struct err none, why = *err;
+        int once = handle_once(ctx, req, ret, &none);
+        if (once > 0)
+            return 0;
+        *err = why;
+    }
     return r < 0 || !dry ? r : reply_dry_run(ctx, ret, s, err);
 }
 

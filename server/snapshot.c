@@ -385,6 +385,19 @@ static int fill_bucket(struct store *st, const struct spec *spec, int64_t job,
     return 0;
 }
 
+/* Where records keep coming, none may be there yet. */
+static int wait_for_first(struct store *st, const struct spec *spec,
+                          int64_t job, struct snapshot *s, struct err *err)
+{
+    int64_t left = 0;
+    int r = uses_left(st, job, &left, err);
+    double need = (double)(spec->training.effective_batch - left);
+    *s = (struct snapshot){.fresh = 0, .take = 0, .wanted = 1};
+    if (need > spec->data.max_uses)
+        s->wanted = (int64_t)ceil(need / spec->data.max_uses);
+    return r;
+}
+
 int snapshot_used(struct store *st, const struct spec *spec, int64_t job,
                   const struct snapshot *s, struct err *err)
 {
@@ -589,6 +602,10 @@ int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
     if (r < 0)
         return r;
     keep_last(d, shards);
+    if (json_array_size(shards) == 0 && d->root && d->max_uses > 0) {
+        r = wait_for_first(st, spec, job, ret, err);
+        return r < 0 ? r : 1;
+    }
     if (json_array_size(shards) == 0)
         return json_array_size(json_object_get(survey, "shards")) && d->root
                    ? none_yet(survey, err)

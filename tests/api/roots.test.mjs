@@ -326,7 +326,10 @@ test('a window of the last files, each record used so often', async () => {
       assert.equal(lease.data.take, take);
       await w.finish();
     };
+    fs.renameSync(path.join(dir, '01.jsonl'), path.join(dir, 'later'));
     await cycle();
+    await until('the job to wait for its first', async () => /waits for 2 new records/.test((await s.job(id)).reason));
+    fs.renameSync(path.join(dir, 'later'), path.join(dir, '01.jsonl'));
     await train(6, 20); // 2 of its 4 epochs
     await cycle();
     await until('the job to wait', async () => /waits for 2 new records/.test((await s.job(id)).reason));
@@ -347,6 +350,18 @@ test('a cycle may have other data than its job', async () => {
     (await s.post(`/v1/jobs/${id}/cycles`, { data: { dataset: 'tiny' } })).expect(201);
     await frozen(s, id);
     assert.equal((await s.get(`/v1/jobs/${id}/cycles/1`)).json.records, 12);
+    (await s.post(`/v1/jobs/${id}/cycles`, { data: { match: 'z*' } })).problem(400, '/data/match');
+    fs.rmSync(path.join(dir, 'a.jsonl'));
+    (await s.post(`/v1/jobs/${id}/cycles`)).problem(400, '/data/match');
+    assert.equal((await s.get(`/v1/jobs/${id}/cycles`)).json.items.length, 1);
+    // who asks again gets the first answer, whatever came of the files
+    put(dir, 'a.jsonl', some(0, 8));
+    const key = { 'Idempotency-Key': 'k1' }, keyed = { 'Idempotency-Key': 'k2' };
+    const first = (await s.post('/v1/jobs', rootSpec(), key)).expect(201).json;
+    const one = (await s.post(`/v1/jobs/${id}/cycles`, {}, keyed)).expect(201).json;
+    fs.rmSync(path.join(dir, 'a.jsonl'));
+    assert.equal((await s.post('/v1/jobs', rootSpec(), key)).expect(201).json.id, first.id);
+    assert.equal((await s.post(`/v1/jobs/${id}/cycles`, {}, keyed)).expect(201).json.number, one.number);
   });
 });
 
