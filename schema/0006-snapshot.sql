@@ -48,9 +48,12 @@ ALTER TABLE cycles ADD COLUMN uses_left INTEGER;
 CREATE TABLE job_records (
     job_id INTEGER NOT NULL REFERENCES jobs(id) ON DELETE CASCADE,
     name TEXT NOT NULL,       -- of the shard
-    records INTEGER NOT NULL, -- but those kept for validation
-    blocks INTEGER NOT NULL,  -- whole ones, and
-    head TEXT NOT NULL,       -- the digest of their digests: is it that shard,
-                              -- grown, or another one of its name?
+    trained INTEGER NOT NULL, -- records, but those kept for validation
+    -- is it that shard, grown, or another one of its name?
+    blocks INTEGER NOT NULL,  -- whole ones,
+    head TEXT NOT NULL,       -- the digest of their digests,
+    records INTEGER NOT NULL, -- all,
+    place INTEGER,            -- and the last one's entry in the index of its
+    hash INTEGER,             -- lines (line_index.h); NULL: there was none
     PRIMARY KEY (job_id, name)
 ) STRICT, WITHOUT ROWID;

@@ -7,6 +7,7 @@
 #include "server/job.h"
 #include "server/page.h"
 #include "server/snapshot.h"
+#include "server/uses.h"
 #include "server/when.h"
 
 static void row(const struct stmt *q, struct cycle *c)
@@ -236,7 +237,7 @@ static int freeze(struct store *st, struct cycle *c, const struct spec *spec,
     snprintf(c->state, sizeof(c->state), "ready");
     r = keep_snapshot(st, c->id, s->data, err);
     if (r >= 0)
-        r = snapshot_used(st, spec, c->job, s, err);
+        r = uses_keep(st, spec, c->job, s, err);
     if (r < 0)
         return r;
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_FREEZE);

@@ -11,6 +11,7 @@
 #include "server/dataset.h"
 #include "server/root.h"
 #include "server/root_part.h"
+#include "server/uses.h"
 
 int64_t snapshot_count_at_once = 1000000;
 
@@ -233,8 +234,7 @@ static int add_indexes(struct store *st, const struct spec *spec,
     return 1;
 }
 
-/* Those of a shard that are trained on. */
-static int64_t trained(const json_t *shard)
+int64_t snapshot_trained(const json_t *shard)
 {
     return json_integer_value(json_object_get(shard, "records")) -
            json_integer_value(json_object_get(shard, "held_out"));
@@ -286,142 +286,11 @@ static int64_t epoch_records(const json_t *shards)
             weights[n] = w;
             sums[n++] = 0;
         }
-        sums[g] += trained(s);
+        sums[g] += snapshot_trained(s);
     }
     for (g = 0; g < n; g++)
         all += llround((double)sums[g] * weights[g]);
     return all;
-}
-
-/* ---- uses ---- */
-
-/* The digest of the first n blocks' digests: the same as long as that text is
- * the beginning of a shard. */
-static void head_of(const json_t *blocks, size_t n, char out[DIGEST_HEX])
-{
-    AUTO_JSON json_t *first = json_array();
-    for (size_t i = 0; i < n; i++)
-        json_array_append(first, json_array_get(blocks, i));
-    digest_of_json(first, out);
-}
-
-static size_t whole_blocks(const json_t *shard)
-{
-    return (size_t)json_integer_value(json_object_get(shard, "bytes")) /
-           WIRE_BLOCK_BYTES;
-}
-
-/* Of one shard, how many no earlier cycle had: of one that grew, what came. */
-static int shard_fresh(struct store *st, int64_t job, const json_t *shard,
-                       int64_t *ret, struct err *err)
-{
-    const json_t *blocks = json_object_get(shard, "blocks");
-    *ret = trained(shard);
-    if (!job)
-        return 0;
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_RECORDS_GET);
-    stmt_int(&q, ":job", job);
-    stmt_text(&q, ":name", json_string_value(json_object_get(shard, "name")));
-    int r = stmt_row(&q, err);
-    if (r <= 0)
-        return r;
-    size_t n = (size_t)col_int(&q, 1);
-    char head[DIGEST_HEX];
-    if (n > whole_blocks(shard))
-        return 0;
-    head_of(blocks, n, head);
-    if (strcmp(head, col_text(&q, 2)))
-        return 0;
-    *ret -= col_int(&q, 0);
-    if (*ret < 0)
-        *ret = 0;
-    return 0;
-}
-
-static int uses_left(struct store *st, int64_t job, int64_t *ret,
-                     struct err *err)
-{
-    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_USES_LEFT);
-    stmt_int(&q, ":job", job);
-    int r = stmt_row(&q, err);
-    *ret = r > 0 ? col_int(&q, 0) : 0;
-    return r < 0 ? r : 0;
-}
-
-static int fill_bucket(struct store *st, const struct spec *spec, int64_t job,
-                       const json_t *shards, struct snapshot *s,
-                       struct err *err)
-{
-    double k = spec->data.max_uses;
-    int64_t left = 0;
-    s->fresh = s->take = -1;
-    if (k <= 0)
-        return 0;
-    int r = uses_left(st, job, &left, err);
-    s->fresh = 0;
-    size_t i;
-    json_t *one;
-    json_array_foreach((json_t *)shards, i, one)
-    {
-        int64_t n = 0;
-        if (r >= 0)
-            r = shard_fresh(st, job, one, &n, err);
-        s->fresh += n;
-    }
-    if (r < 0)
-        return r;
-    int64_t there = left + (int64_t)floor((double)s->fresh * k);
-    int64_t all = s->records * spec->training.epochs;
-    int64_t least = spec->training.effective_batch;
-    if (least > all)
-        least = all;
-    s->take = there < all ? there : all;
-    s->uses_left = there - s->take;
-    if (s->take < least) {
-        /* those that are there and new count with those that are to come */
-        int64_t need = (int64_t)ceil((double)(least - left) / k);
-        s->wanted = need > s->fresh ? need - s->fresh : 1;
-    }
-    return 0;
-}
-
-/* Where records keep coming, none may be there yet. */
-static int wait_for_first(struct store *st, const struct spec *spec,
-                          int64_t job, struct snapshot *s, struct err *err)
-{
-    int64_t left = 0;
-    int r = uses_left(st, job, &left, err);
-    double need = (double)(spec->training.effective_batch - left);
-    *s = (struct snapshot){.fresh = 0, .take = 0, .wanted = 1};
-    if (need > spec->data.max_uses)
-        s->wanted = (int64_t)ceil(need / spec->data.max_uses);
-    return r;
-}
-
-int snapshot_used(struct store *st, const struct spec *spec, int64_t job,
-                  const struct snapshot *s, struct err *err)
-{
-    size_t i;
-    json_t *shard;
-    if (spec->data.max_uses <= 0)
-        return 0;
-    json_array_foreach(json_object_get(s->data, "shards"), i, shard)
-    {
-        char head[DIGEST_HEX];
-        size_t n = whole_blocks(shard);
-        head_of(json_object_get(shard, "blocks"), n, head);
-        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_RECORDS_PUT);
-        stmt_int(&q, ":job", job);
-        stmt_text(&q, ":name",
-                  json_string_value(json_object_get(shard, "name")));
-        stmt_int(&q, ":records", trained(shard));
-        stmt_int(&q, ":blocks", (int64_t)n);
-        stmt_text(&q, ":head", head);
-        int64_t r = stmt_run(&q, err);
-        if (r < 0)
-            return (int)r;
-    }
-    return 0;
 }
 
 /* ---- the whole ---- */
@@ -603,7 +472,7 @@ int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
         return r;
     keep_last(d, shards);
     if (json_array_size(shards) == 0 && d->root && d->max_uses > 0) {
-        r = wait_for_first(st, spec, job, ret, err);
+        r = uses_wait(st, spec, job, ret, err);
         return r < 0 ? r : 1;
     }
     if (json_array_size(shards) == 0)
@@ -621,7 +490,7 @@ int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
         return nothing_left(spec, err);
     r = add_validation(st, spec, s.data, err);
     if (r >= 0)
-        r = fill_bucket(st, spec, job, shards, &s, err);
+        r = uses_fill(st, spec, job, shards, &s, err);
     if (r < 0)
         return r;
     s.steps = snapshot_steps(spec, s.records, s.take);

@@ -9,10 +9,7 @@
  *
  *   {"shards": [names], "held_out": {"text's sha256": count}}   or
  *   {"error": {"code", "detail", "pointer", "shard", "offset"}}
- *
- * Uses. With data.max_uses k, each record that no earlier cycle of the job had
- * adds k uses, and a cycle takes what is there, at most all its epochs. Where
- * that is less than one effective batch it waits for new records. */
+ */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -44,10 +41,6 @@ int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
  * reader, for it lists a root's files. */
 int snapshot_guess(struct store *st, const struct spec *spec,
                    struct snapshot *ret, struct err *err);
-/* Its cycle has it: the job's later cycles have its records no more as new. */
-int snapshot_used(struct store *st, const struct spec *spec, int64_t job,
-                  const struct snapshot *s, struct err *err);
-
 /* A snapshot's paths made absolute, for the claim. */
 void snapshot_place(struct store *st, json_t *data);
 void snapshot_place_one(const char *dir, json_t *shard);
@@ -70,5 +63,7 @@ extern int64_t snapshot_count_at_once;
  * is none, or it is damaged. */
 int snapshot_count(const char *dir, const char *sha256, int64_t records,
                    double fraction, int64_t *ret, struct err *err);
+/* Those of a shard that are trained on. */
+int64_t snapshot_trained(const json_t *shard);
 /* Optimizer steps of a cycle of `take` records (-1: all its epochs). */
 int64_t snapshot_steps(const struct spec *spec, int64_t records, int64_t take);

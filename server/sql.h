@@ -217,12 +217,14 @@ SQL(DATASET_LOOK, "SELECT count(*) || ' ' || coalesce(max(s.id), 0) FROM shards 
 SQL(CYCLE_USES_LEFT, "SELECT uses_left FROM cycles WHERE job_id = :job"
                      " AND state = 'done' AND uses_left IS NOT NULL"
                      " ORDER BY number DESC LIMIT 1")
-SQL(JOB_RECORDS_GET, "SELECT records, blocks, head FROM job_records"
-                     " WHERE job_id = :job AND name = :name")
-SQL(JOB_RECORDS_PUT, "INSERT INTO job_records(job_id, name, records, blocks,"
-                     " head) VALUES (:job, :name, :records, :blocks, :head)"
-                     " ON CONFLICT DO UPDATE SET records = :records,"
-                     " blocks = :blocks, head = :head")
+SQL(JOB_RECORDS_GET, "SELECT trained, blocks, head, records, place, hash"
+                     " FROM job_records WHERE job_id = :job AND name = :name")
+SQL(JOB_RECORDS_PUT,
+    "INSERT INTO job_records(job_id, name, trained, blocks, head, records,"
+    " place, hash) VALUES (:job, :name, :trained, :blocks, :head, :records,"
+    " :place, :hash) ON CONFLICT DO UPDATE SET trained = :trained,"
+    " blocks = :blocks, head = :head, records = :records, place = :place,"
+    " hash = :hash")
 SQL(CYCLE_STARTS, "UPDATE cycles SET starts_ms = :ms WHERE id = :id"
                   " AND starts_ms IS NOT :ms")
 SQL(CYCLE_DUE, "UPDATE cycles SET state = 'ready', not_before_ms = NULL"

@@ -498,6 +498,14 @@ static void uses_are_counted_of_what_grew(void **state)
     expect_job(w, id, "queued", "waits for a worker");
     assert_int_equal(claims(w, &k), 1);
     assert_int_equal(int_of(json_object_get(k.claim, "data"), "take"), 6);
+    must(saves(w, &k, 2, FINISHED, NULL));
+    /* another one of that name is all new, however small */
+    AUTO_FREE char *other = numbered(3, 17);
+    put_text("a.jsonl", other);
+    must(job_add_cycle(w->st, id, body, w->now, &n, &w->err));
+    surveys(w, open_cycle(w, id));
+    assert_int_equal(claims(w, &k), 1);
+    assert_int_equal(int_of(json_object_get(k.claim, "data"), "take"), 17);
     worker_drop(&k);
 }
 
