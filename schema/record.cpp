@@ -108,17 +108,6 @@ inline __attribute__((always_inline)) bool
 few_digits(const char *s, uint32_t len, uint32_t *ret)
 {
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    if (len - 1 < 4) {
-        uint32_t v;
-        memcpy(&v, s, sizeof v);
-        v = uint32_t(uint64_t(v) << (32 - 8 * len)) |
-            uint32_t(uint64_t(0x30303030) >> (8 * len));
-        uint32_t odd = ((v & 0xf0f0f0f0) ^ 0x30303030) |
-                       (((v + 0x06060606) & 0xf0f0f0f0) ^ 0x30303030);
-        v = (v & 0x0f0f0f0f) * 2561 >> 8;
-        *ret = (v & 0x00ff00ff) * 6553601 >> 16;
-        return !odd;
-    }
     if (len - 1 > 6)
         return false;
     uint64_t v;
@@ -142,6 +131,56 @@ inline bool small_index(const char *s, uint32_t len, uint32_t *ret)
 {
     return few_digits(s, len, ret) && ((*s != '0') | (len == 1));
 }
+
+// Below this, a number has at most two digits.
+constexpr int tiny_end = 100;
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+constexpr bool has_tiny = true;
+#else
+constexpr bool has_tiny = false;
+#endif
+
+typedef int32_t Four __attribute__((vector_size(16)));
+
+// Numbers of one or two digits, four at a time and without a branch: what is
+// odd about them is gathered, to be looked at once.
+struct Tiny {
+    Four odd = {}, negative = {};
+
+    bool fine() const
+    {
+        Four bad = odd | negative >> 31;
+        uint64_t v[2];
+        memcpy(v, &bad, sizeof v);
+        return !(v[0] | v[1]);
+    }
+
+    // Four numbers at line + t[0], t[2], …, each at most `last`, that end at
+    // t[1], t[3], … with what `after` says.
+    inline __attribute__((always_inline)) Four
+    read(const char *line, const uint32_t *t, Four last, Four after)
+    {
+        auto at = [&](uint32_t i) {
+            int32_t v;
+            memcpy(&v, line + t[i], sizeof v);
+            return v;
+        };
+        Four low, high;
+        memcpy(&low, t, sizeof low);
+        memcpy(&high, t + 4, sizeof high);
+        Four begin = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+        Four end = __builtin_shufflevector(low, high, 1, 3, 5, 7);
+        Four text = {at(0), at(2), at(4), at(6)};
+        Four two = end - begin - 1; // 0 or 1, or odd
+        Four mask = -two;
+        Four second = text >> 8 & 0xff, third = text >> 16 & 0xff;
+        Four a = (text & 0xff) - '0', b = second - '0';
+        Four x = a + (((a << 3) + a + b) & mask);
+        odd |= (two & ~1) | (second ^ ((second ^ third) & mask) ^ after);
+        negative |= (a - two) | (9 - a) | ((b | (9 - b)) & mask) | (last - x);
+        return x;
+    }
+};
 
 // 0 or 0.d with up to seven digits: what probabilities look like.
 inline bool small_fraction(const char *s, uint32_t len, double *ret)
@@ -242,6 +281,7 @@ struct record_decoder {
     struct record record;
     size_t *name_len; // per field
     bool *seen;       // per field
+    bool *tiny;       // per field: all of its indices are below tiny_end
     int *expected;    // fields in the order of the line before
     Key *ignored;     // keys that the description does not have
     size_t n_ignored, ignored_cap;
@@ -293,6 +333,9 @@ struct record_decoder {
     int open_list(const char *field, bool *ret_more);
     int read_tokens(int f);
     bool fast_row(const struct field *f, int32_t *ints);
+    template <int N> int tiny_rows(const struct field *f, int32_t *ints);
+    int tiny_tokens(const struct field *f, int32_t *ints);
+    int fast_rows(const struct field *f, int32_t *ints);
     int read_rows(int f);
     int read_numbers(int f);
     int read_policy(int f);
@@ -589,13 +632,16 @@ int record_decoder::read_tokens(int i)
     const struct field *f = &desc->fields[i];
     struct field_values *v = &record.fields[i];
     int32_t *ints = v->ints;
+    const uint32_t vocab = uint32_t(f->vocab);
     bool more;
     int n = 0, r = 0;
     for (r = open_list(f->name, &more); r == 0 && more; n++) {
         const uint32_t *t = tokens() + at;
         uint32_t x;
-        while (small_index(line + t[0], t[1] - t[0], &x) &&
-               x < uint32_t(f->vocab) && line[t[1]] == ',') {
+        if (tiny[i] && n == 0)
+            t += 2 * (n = tiny_tokens(f, ints));
+        while (small_index(line + t[0], t[1] - t[0], &x) && x < vocab &&
+               line[t[1]] == ',') {
             ints[n++] = int32_t(x);
             t += 2;
         }
@@ -606,6 +652,84 @@ int record_decoder::read_tokens(int i)
     }
     v->rows = n;
     return r;
+}
+
+// Tiny indices, as long as nothing is odd and others follow: how many.
+int record_decoder::tiny_tokens(const struct field *f, int32_t *ints)
+{
+    const uint32_t *t = tokens() + at;
+    const Four last = Four{} + (f->vocab - 1), comma = Four{} + ',';
+    size_t n = 0;
+    for (; at + 2 * n + 8 <= n_tokens; n += 4) {
+        Tiny four;
+        Four x = four.read(line, t + 2 * n, last, comma);
+        if (!four.fine())
+            break;
+        memcpy(ints + n, &x, sizeof x);
+    }
+    return int(n);
+}
+
+// Rows of N tiny indices (0: as many as the field has columns, more than
+// four), as long as nothing is odd and others follow: how many.
+template <int N>
+int record_decoder::tiny_rows(const struct field *f, int32_t *ints)
+{
+    const int columns = N ? N : f->n_columns;
+    const size_t width = 2 * size_t(columns) + 2; // tokens of [1,2],
+    const uint32_t *t = tokens() + at;
+    auto limits = [&](int c, Four *last, Four *after) {
+        for (int k = 0; k < 4; k++) {
+            bool is_column = c + k < columns;
+            (*last)[k] = is_column ? f->columns[c + k].vocab - 1 : tiny_end;
+            (*after)[k] = c + k + 1 < columns ? ',' : ']';
+        }
+    };
+    Four last, after;
+    limits(0, &last, &after);
+    int rows = 0;
+    // Fewer columns than four are read again, as if they were the others.
+    for (; at + width + 8 <= n_tokens; at += width, t += width, rows++) {
+        Tiny four;
+        if (N == 4) {
+            Four x = four.read(line, t + 1, last, after);
+            memcpy(ints, &x, sizeof x);
+        } else if (N) {
+            uint32_t v[8];
+            for (int k = 0; k < 4; k++)
+                memcpy(v + 2 * k, t + 1 + 2 * (k < N ? k : N - 1), 8);
+            Four x = four.read(line, v, last, after);
+            for (int k = 0; k < N; k++)
+                ints[k] = x[k];
+        } else {
+            for (int c = 0; c < columns; c += 4) {
+                int from = c + 4 <= columns ? c : columns - 4;
+                limits(from, &last, &after);
+                Four x = four.read(line, t + 1 + 2 * from, last, after);
+                memcpy(ints + from, &x, sizeof x);
+            }
+        }
+        if (!four.fine() || line[t[0]] != '[' || line[t[width - 1]] != ',')
+            break;
+        ints += columns;
+    }
+    return rows;
+}
+
+int record_decoder::fast_rows(const struct field *f, int32_t *ints)
+{
+    switch (f->n_columns) {
+    case 1:
+        return tiny_rows<1>(f, ints);
+    case 2:
+        return tiny_rows<2>(f, ints);
+    case 3:
+        return tiny_rows<3>(f, ints);
+    case 4:
+        return tiny_rows<4>(f, ints);
+    default:
+        return tiny_rows<0>(f, ints);
+    }
 }
 
 // The common row: all columns are indices, none is odd. False: nothing has
@@ -636,6 +760,11 @@ int record_decoder::read_rows(int i)
     bool more;
     int n = 0, r = 0;
     for (r = open_list(f->name, &more); r == 0 && more; n++) {
+        if (tiny[i]) {
+            int rows = fast_rows(f, ints);
+            ints += rows * f->n_ints;
+            n += rows;
+        }
         if (fast_row(f, ints)) {
             ints += f->n_ints;
             r = next_entry(f->name, &more);
@@ -986,6 +1115,16 @@ int record_decoder::decode(const char *text, size_t n)
     return r < 0 ? r : check_lengths();
 }
 
+static bool is_tiny(const struct field *f)
+{
+    if (f->kind == FIELD_TOKENS)
+        return has_tiny && f->vocab <= tiny_end;
+    bool tiny = has_tiny && f->kind == FIELD_ROWS && f->n_nums == 0;
+    for (int c = 0; tiny && c < f->n_columns; c++)
+        tiny = f->columns[c].vocab <= tiny_end;
+    return tiny;
+}
+
 extern "C" int record_decoder_new(const struct record_desc *desc,
                                   double policy_tolerance,
                                   struct record_decoder **ret, struct err *err)
@@ -1004,15 +1143,17 @@ extern "C" int record_decoder_new(const struct record_desc *desc,
         calloc(size_t(desc->n_dims) + 1, sizeof *d->record.lengths));
     d->name_len = static_cast<size_t *>(calloc(n, sizeof *d->name_len));
     d->seen = static_cast<bool *>(calloc(n, sizeof *d->seen));
+    d->tiny = static_cast<bool *>(calloc(n, sizeof *d->tiny));
     d->expected = static_cast<int *>(calloc(n, sizeof *d->expected));
     if (!d->record.fields || !d->record.lengths || !d->name_len || !d->seen ||
-        !d->expected || d->reserve(4096) < 0) {
+        !d->tiny || !d->expected || d->reserve(4096) < 0) {
         record_decoder_free(d);
         return err_set(err, ERR_NOMEM, "no memory for a record decoder");
     }
     for (size_t i = 0; i < n; i++) {
         d->name_len[i] = strlen(desc->fields[i].name);
         d->expected[i] = -1;
+        d->tiny[i] = is_tiny(&desc->fields[i]);
     }
     *ret = d;
     return 0;
@@ -1035,6 +1176,7 @@ extern "C" void record_decoder_free(struct record_decoder *d)
     free(d->record.lengths);
     free(d->name_len);
     free(d->seen);
+    free(d->tiny);
     free(d->expected);
     free(d->ignored);
     free(d->line);

@@ -707,9 +707,105 @@ static void all_real_records_decode_as_jansson_reads_them(void **state)
     record_decoder_free(NULL);
 }
 
+/* A record of `rows` rows and as many tokens, all small; the entry at (row,
+ * column) of the rows and the token at `row` are what `odd` says. */
+static void add_small(struct buf *b, int rows, int columns, int row, int column,
+                      const char *odd, const char *token)
+{
+    buf_clear(b);
+    buf_adds(b, "{\"r\":[");
+    for (int i = 0; i < rows; i++) {
+        buf_adds(b, i ? ",[" : "[");
+        for (int c = 0; c < columns; c++) {
+            if (i == row && c == column)
+                buf_addf(b, "%s%s", c ? "," : "", odd);
+            else
+                buf_addf(b, "%s%d", c ? "," : "", (i * 13 + c * 5) % 64);
+        }
+        buf_adds(b, "]");
+    }
+    buf_adds(b, "],\"t\":[");
+    for (int i = 0; i < rows; i++)
+        if (i == row)
+            buf_addf(b, "%s%s", i ? "," : "", token);
+        else
+            buf_addf(b, "%s%d", i ? "," : "", i * 7 % 64);
+    buf_adds(b, "],\"v\":0}");
+}
+
+/* Small indices are read four at a time: nothing odd may slip through in any of
+ * the places, and nothing right be refused. */
+static void small_indices_are_read_right_in_every_place(void **state)
+{
+    static const struct {
+        const char *text;
+        int value; /* -1: refused */
+    } odd[] = {{"0", 0},      {"9", 9},     {"10", 10},   {"63", 63},
+               {" 5", 5},     {"5 ", 5},    {"-0", 0},    {"\t41\t", 41},
+               {"64", -1},    {"99", -1},   {"100", -1},  {"06", -1},
+               {"00", -1},    {"-1", -1},   {"1.5", -1},  {"1e1", -1},
+               {"\"1\"", -1}, {"[1]", -1},  {"{}", -1},   {"", -1},
+               {"1 2", -1},   {"1a", -1},   {"a1", -1},   {"+1", -1},
+               {":", -1},     {"1:2", -1},  {"/1", -1},   {"1/", -1},
+               {"/", -1},     {"1;", -1},   {"null", -1}, {"12345678", -1},
+               {"1,2,", -1},  {"\xb1", -1}, {"1\xb1", -1}};
+    CLEANUP(buf_release) struct buf b = {0};
+    for (int columns = 1; columns <= 7; columns++) {
+        AUTO_JSON json_t *in = json_pack(
+            "{s:{s:s, s:s, s:[]}, s:{s:s, s:s, s:i}, s:{s:s, s:s}}", "r",
+            "kind", "rows", "dim", "R", "columns", "t", "kind", "tokens", "dim",
+            "T", "vocab", 64, "v", "kind", "target", "loss", "mse");
+        for (int c = 0; c < columns; c++)
+            json_array_append_new(
+                json_object_get(json_object_get(in, "r"), "columns"),
+                json_pack("{s:i}", "vocab", 64));
+        struct record_desc small;
+        struct record_decoder *d;
+        struct err err = {0};
+        assert_int_equal(record_desc_parse(in, "/record", &small, &err), 0);
+        assert_int_equal(record_decoder_new(&small, 0.01, &d, &err), 0);
+        int r = record_desc_field(&small, "r");
+        int t = record_desc_field(&small, "t");
+        const struct record *got;
+        for (int rows = 0; rows <= 9; rows++) {
+            add_small(&b, rows, columns, -1, 0, "", "");
+            assert_int_equal(record_decode(d, b.data, b.len, &got, &err), 0);
+            assert_int_equal(got->fields[r].rows, rows);
+            for (int row = 0; row < rows; row++) {
+                for (size_t k = 0; k < sizeof odd / sizeof *odd; k++) {
+                    int column = (int)(k + (size_t)row) % columns;
+                    int want = odd[k].value;
+                    add_small(&b, rows, columns, row, column, odd[k].text, "1");
+                    int e = record_decode(d, b.data, b.len, &got, &err);
+                    if (e != (want < 0 ? ERR_DATA : 0))
+                        fail_msg("%s: %d", b.data, e);
+                    for (int i = 0; e == 0 && i < rows * columns; i++)
+                        assert_int_equal(
+                            got->fields[r].ints[i],
+                            i == row * columns + column
+                                ? want
+                                : (i / columns * 13 + i % columns * 5) % 64);
+                    if (!*odd[k].text)
+                        continue; /* one row without it is an empty list */
+                    add_small(&b, rows, columns, row, -1, "", odd[k].text);
+                    e = record_decode(d, b.data, b.len, &got, &err);
+                    if (e != (want < 0 ? ERR_DATA : 0))
+                        fail_msg("%s: %d", b.data, e);
+                    for (int i = 0; e == 0 && i < rows; i++)
+                        assert_int_equal(got->fields[t].ints[i],
+                                         i == row ? want : i * 7 % 64);
+                }
+            }
+        }
+        record_decoder_free(d);
+        record_desc_release(&small);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_indices_are_read_right_in_every_place),
         cmocka_unit_test(a_record_lands_in_flat_arrays),
         cmocka_unit_test(inputs_may_be_empty),
         cmocka_unit_test(a_bad_value_is_refused_with_field_and_index),
