@@ -176,6 +176,18 @@ test('If-None-Match: * is answered before the body is asked for', async () => {
   await clean();
 });
 
+test('a client that hung up while the server was busy is noticed at once, not when it has idled for a minute', async () => {
+  await withServer({ workers: 0 }, async (server) => {
+    for (let i = 0; i < 3; i++) {
+      process.kill(server.pid, 'SIGSTOP');
+      await breakOff(server, `/v1/datasets/gone/shards/${i}.jsonl`, Buffer.from(tinyShard(60_000)), 400_000);
+      process.kill(server.pid, 'SIGCONT');
+      await server.get('/livez');
+      await until('what came of it to go', () => tmp(server).length === 0, { patience_ms: 20_000 });
+    }
+  });
+});
+
 test('an upload that broke off goes on where it stopped', async () => {
   const text = Buffer.from(tinyShard(60_000));
   const forms = [['plain.jsonl', text]];
