@@ -105,7 +105,9 @@ static void keeper_stop(struct keeper *k)
 static int begin_listening(void *arg, struct ctx *ctx, struct err *err)
 {
     struct server *s = arg;
-    return lease_listening(ctx->st, atomic_load(&s->listening_mono_ms), err);
+    int r = lease_listening(ctx->st, atomic_load(&s->listening_mono_ms), err);
+    /* what was being read when the last run ended */
+    return r < 0 ? r : survey_tick(ctx->st, ctx->now_ms, err);
 }
 
 static int sweep_index(void *arg, struct ctx *ctx, struct err *err)
