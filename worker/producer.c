@@ -22,7 +22,7 @@ struct producer {
     struct plan *plan; /* NULL: through the buffer */
     int64_t take;      /* records of the cycle at most; 0: no limit */
 
-    /* The thread's. What producer_buffer reads changes under the lock. */
+    /* The thread's. What producer_buffer reads changes under the lock `order`. */
     struct reader *reader;
     struct record_decoder *decoder;
     struct shuffle shuffle;
@@ -37,7 +37,10 @@ struct producer {
     struct buf fetched;
     json_t *bad;
 
-    pthread_mutex_t lock;
+    /* Held for every draw, so that the trainer, who takes what is made, does not
+     * need it. Taken before the other. */
+    pthread_mutex_t order;
+    pthread_mutex_t lock; /* of what follows, and of pending becoming queued */
     pthread_cond_t made, taken;
     struct ready *head, *tail, *spare;
     int queued;
@@ -123,9 +126,9 @@ static int fill(struct producer *p, struct err *err)
             return r;
         if (r == 0)
             break;
-        pthread_mutex_lock(&p->lock);
+        pthread_mutex_lock(&p->order);
         r = shuffle_push(&p->shuffle, &p->building, &next.ref, next.text, err);
-        pthread_mutex_unlock(&p->lock);
+        pthread_mutex_unlock(&p->order);
         if (r < 0)
             return r;
     }
@@ -212,13 +215,13 @@ static int draw_shuffled(struct producer *p, struct drawn *ret, struct err *err)
         if (r < 0)
             return r;
     }
-    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&p->order);
     int r = shuffle_take(s, &p->building, pick, more ? &next.ref : NULL,
                          next.text, &ret->ref, &ret->own, err);
     p->at.shard = next.shard;
     p->at.offset = next.offset;
     p->at.draws = s->draws;
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->order);
     ret->text = ret->own;
     return r < 0 ? r : 1;
 }
@@ -243,11 +246,11 @@ static int note_bad(struct producer *p, const struct ref *ref,
         if (!entry)
             return err_set(err, ERR_NOMEM, "no memory for a bad record");
     }
-    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&p->order);
     p->at.skipped++;
     if (entry)
         json_array_append_new(p->bad, entry);
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->order);
     return 0;
 }
 
@@ -304,26 +307,26 @@ static int draw(struct producer *p, struct ready *b, struct err *err)
 /* The batch is complete: its draws are its own. */
 static int seal(struct producer *p, struct ready *b, struct err *err)
 {
-    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&p->order);
     int r = journal_move(&b->ops, &p->building, err);
     p->at.step++;
     p->at.records += b->n;
     p->at.renormalised += b->renormalised;
     b->after = p->at;
     p->pending = b;
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->order);
     return r;
 }
 
 /* Its epoch ends with it: draws of bad records behind it are its own, too. */
 static int seal_epoch(struct producer *p, struct ready *b, struct err *err)
 {
-    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&p->order);
     int r = journal_move(&b->ops, &p->building, err);
     epoch_begin(p, p->at.epoch + 1);
     b->after = p->at;
     b->epoch_end = true;
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->order);
     return r;
 }
 
@@ -466,6 +469,7 @@ int producer_new(const struct spec *spec, struct shards *shards,
         return err_set(err, ERR_NOMEM, "no memory for the feed");
     p->spec = spec;
     p->shards = shards;
+    pthread_mutex_init(&p->order, NULL);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->made, NULL);
     pthread_cond_init(&p->taken, NULL);
@@ -541,7 +545,7 @@ int producer_resume(struct producer *p, const struct position *at,
 
 /* ---- the trainer's side ---- */
 
-int producer_start(struct producer *p, struct err *err)
+static int start(struct producer *p, struct err *err)
 {
     if (p->started)
         return 0;
@@ -555,7 +559,7 @@ int producer_start(struct producer *p, struct err *err)
 
 int producer_take(struct producer *p, struct ready **ret, struct err *err)
 {
-    int r = producer_start(p, err);
+    int r = start(p, err);
     if (r < 0)
         return r;
     pthread_mutex_lock(&p->lock);
@@ -568,13 +572,14 @@ int producer_take(struct producer *p, struct ready **ret, struct err *err)
         p->tail = NULL;
     p->queued--;
     p->queued_bytes -= b->bytes;
-    pthread_cond_signal(&p->taken);
+    if (p->queued <= READY_MAX / 2) /* not a wake-up for each batch */
+        pthread_cond_signal(&p->taken);
     pthread_mutex_unlock(&p->lock);
     *ret = b;
     return 0;
 }
 
-/* Under the lock. */
+/* Under both locks. */
 static int undo(struct producer *p, const struct ready *cur, struct ref **ret,
                 int64_t *ret_n, struct err *err)
 {
@@ -606,20 +611,22 @@ static int undo(struct producer *p, const struct ready *cur, struct ref **ret,
 int producer_buffer(struct producer *p, const struct ready *cur,
                     struct ref **ret, int64_t *ret_n, struct err *err)
 {
+    pthread_mutex_lock(&p->order);
     pthread_mutex_lock(&p->lock);
     int r = undo(p, cur, ret, ret_n, err);
     pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->order);
     return r;
 }
 
 json_t *producer_bad(struct producer *p, int64_t skipped)
 {
     json_t *out = json_array();
-    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&p->order);
     for (size_t i = 0;
          out && i < json_array_size(p->bad) && (int64_t)i < skipped; i++)
         json_array_append_new(out, json_deep_copy(json_array_get(p->bad, i)));
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->order);
     return out;
 }
 
@@ -655,5 +662,6 @@ void producer_free(struct producer *p)
     pthread_cond_destroy(&p->made);
     pthread_cond_destroy(&p->taken);
     pthread_mutex_destroy(&p->lock);
+    pthread_mutex_destroy(&p->order);
     free(p);
 }

@@ -45,9 +45,8 @@ bool producer_is_global(const struct producer *p);
 int producer_resume(struct producer *p, const struct position *at,
                     const struct ref *buffer, int64_t n, const json_t *bad,
                     struct err *err);
-/* Start the thread; producer_take does so too. */
-int producer_start(struct producer *p, struct err *err);
-/* The next batch, waiting for it; to be given back. */
+/* The next batch, waiting for it; to be given back. The first call starts the
+ * thread. */
 int producer_take(struct producer *p, struct ready **ret, struct err *err);
 void producer_give(struct producer *p, struct ready *r);
 

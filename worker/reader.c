@@ -301,7 +301,8 @@ static int next_page(struct reader *r, struct err *err)
         r->tail = NULL;
     r->queued--;
     r->queued_bytes -= r->cur->text.len;
-    pthread_cond_signal(&r->taken);
+    if (r->queued <= AHEAD / 2) /* not a wake-up for each page */
+        pthread_cond_signal(&r->taken);
     pthread_mutex_unlock(&r->lock);
     r->cur_at = 0;
     return 0;
