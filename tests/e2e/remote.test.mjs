@@ -65,8 +65,10 @@ const files = (dir) => (fs.existsSync(dir) ? fs.readdirSync(dir, { recursive: tr
 const kept = (dir) => files(dir).reduce((sum, f) => { try { return sum + fs.statSync(f).size; } catch { return sum; } }, 0);
 
 for (const [mode, patch] of [['buffer', BUFFER], ['global', GLOBAL]]) {
-  test(`${mode}: through any cache, and with yields, the same model as beside the data`, async () => {
-    await withServer({ workers: 0 }, async (s) => {
+  test(`${mode}: through any cache, and with yields, the same model as beside the data`, async (t) => {
+    const games = fs.mkdtempSync(path.join(os.tmpdir(), 'pawl-test-root-'));
+    t.after(() => fs.rmSync(games, { recursive: true }));
+    await withServer({ workers: 0, args: ['--data-root', `games=${games}`] }, async (s) => {
       await upload(s);
       const want = await local(s, patch);
       assert.equal(kept(s.cache), 0, 'who has the state folder needs no cache');
@@ -87,6 +89,13 @@ for (const [mode, patch] of [['buffer', BUFFER], ['global', GLOBAL]]) {
         // the next job finds them there
         const again = await s.submit(spec(patch));
         same(await train(s, again.id, through()), want, 'a cache that is warm');
+        assert.deepEqual(asked(), []);
+        // so does one that reads the same text elsewhere, whatever its file
+        for (const [name, text] of Object.entries(shards))
+          fs.writeFileSync(`${games}/${name}${/2/.test(name) ? '.gz' : ''}`, /2/.test(name) ? zlib.gzipSync(text) : text);
+        const below = await s.submit(spec(merge(patch, { data: { dataset: null, root: 'games' } })));
+        await until('its data to be read', async () => (await s.get(`/v1/jobs/${below.id}/cycles/1`)).json.state === 'ready');
+        same(await train(s, below.id, through()), want, 'below a root');
         assert.deepEqual(asked(), []);
         // one that does not, and none at all
         for (const [mb, steps] of [['1', 8], ['0', 0]]) {
@@ -182,8 +191,8 @@ async function paused(s, n, patch = {}) {
   return { id: job.id, want };
 }
 
-test('DAT-07, remotely: a file that shrank, became another, a link, or is gone is refused for its own reason; restored, it goes on', async () => {
-  for (const [shard, patch] of [['shard-0003.jsonl', {}], ['shard-0002.jsonl', GLOBAL]]) {
+test('DAT-07, remotely and here: a file that shrank, became another, a link, or is gone is refused for its own reason; restored, it goes on', async () => {
+  for (const [shard, patch, local] of [['shard-0003.jsonl', {}, false], ['shard-0002.jsonl', GLOBAL, false], ['shard-0002.jsonl', {}, true]]) {
     await withServer({ workers: 0 }, async (s) => {
       const { id, want } = await paused(s, 4, patch);
       const dir = `${s.dir}/datasets/chess`;
@@ -201,19 +210,20 @@ test('DAT-07, remotely: a file that shrank, became another, a link, or is gone i
       const reasons = new Set();
       for (const [change, says] of changes) {
         change();
-        const w = await s.runWorker({ env: { PAWL_CACHE_MB: '0' } });
+        const w = await s.runWorker({ local, env: { PAWL_CACHE_MB: '0' } });
         assert.equal(w.code, 0, w.output);
         const job = await s.failed(id);
         assert.match(job.reason, says);
         assert.ok(job.reason.includes(shard), job.reason);
-        assert.ok(job.progress.step >= 4 && job.progress.step < LAST, `nothing of it was trained on, at step ${job.progress.step}`);
+        const step = Math.max(...(await s.checkpoints(id)).map((c) => c.step));
+        assert.ok(step >= 4 && step < LAST, `its state is that before it, of step ${step}`);
         reasons.add(job.reason.replace(/\d+/g, ''));
         fs.rmSync(file, { force: true });
         fs.writeFileSync(file, text);
         (await s.post(`/v1/jobs/${id}/retry`)).expect(200);
       }
       assert.equal(reasons.size, 4, [...reasons].join('\n'));
-      same(await train(s, id, { env: { PAWL_CACHE_MB: '0' } }), want, 'restored');
+      same(await train(s, id, { local, env: { PAWL_CACHE_MB: '0' } }), want, 'restored');
     });
   }
 });
