@@ -225,6 +225,15 @@ static int read_frames(struct source *s, int64_t offset, char *out, size_t len,
                    s->name, offset, why.text);
 }
 
+/* Where the file ends, of which nothing is left at `at`. */
+static int64_t end_before(const struct source *s, int64_t at)
+{
+    struct stat st;
+    return fstat(s->fd, &st) == 0 && (int64_t)st.st_size < at
+               ? (int64_t)st.st_size
+               : at;
+}
+
 static int read_plain(struct source *s, int64_t offset, char *out, size_t len,
                       struct err *err)
 {
@@ -239,7 +248,7 @@ static int read_plain(struct source *s, int64_t offset, char *out, size_t len,
                            "cannot read shard '%s' at %" PRId64 ": %s", s->name,
                            at, strerror(errno));
         if (n == 0)
-            return shrunk(err, s, at);
+            return shrunk(err, s, end_before(s, at));
         have += (size_t)n;
     }
     atomic_fetch_add(&s->bytes_read, (long long)len);

@@ -391,6 +391,30 @@ static void each_change_has_its_reason_and_the_original_goes_on(void **state)
     }
 }
 
+static void one_cut_while_it_is_read_ends_where_it_was_cut(void **state)
+{
+    CLEANUP(folder_release) struct folder dir;
+    CLEANUP(buf_release) struct buf text = {0}, line = {0};
+    folder_init(&dir);
+    odd_text(8, 400, &text);
+    struct made how = {.index = true};
+    AUTO_JSON json_t *data =
+        json_pack("{s:[o]}", "shards", freeze_text(&dir, "a", &text, &how));
+    struct shards *s = open_shards(data);
+    struct line_entry e;
+    struct err err = {0};
+    char path[256];
+    in_folder(&dir, "a", path, sizeof path);
+    assert_int_equal(truncate(path, 3000), 0);
+    assert_int_equal(shards_entries(s, 0, s->v[0].records - 1, 1, &e, &err), 0);
+    struct ref ref = shards_ref(0, &e);
+    assert_true(ref.offset > 10000);
+    assert_int_equal(shards_line(s, &ref, &line, &err), ERR_DATA);
+    assert_non_null(strstr(err.text, "it ends at offset 3000,"));
+    assert_int_equal(err.offset, 3000);
+    shards_close(s);
+}
+
 static void a_form_that_is_not_known_is_refused(void **state)
 {
     CLEANUP(folder_release) struct folder dir;
@@ -456,6 +480,7 @@ int main(void)
         cmocka_unit_test(an_index_that_is_not_there_is_made),
         cmocka_unit_test(a_wrong_entry_is_not_taken_for_a_record),
         cmocka_unit_test(each_change_has_its_reason_and_the_original_goes_on),
+        cmocka_unit_test(one_cut_while_it_is_read_ends_where_it_was_cut),
         cmocka_unit_test(a_form_that_is_not_known_is_refused),
         cmocka_unit_test(an_older_claim_is_read),
         cmocka_unit_test(validation_is_a_set_of_its_own),
