@@ -88,22 +88,51 @@ int dataset_rules(struct store *st, const char *name, struct intake_rules **ret,
     return r < 0 ? r : 1;
 }
 
+/* What is said of it so far: 1, or 0 when there is no such dataset. */
+static int described(struct store *st, const char *name, int64_t *ret_id,
+                     json_t **ret_record, int *ret_bad, double *ret_tolerance,
+                     struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_DATASET_FIND);
+    stmt_text(&q, ":name", name);
+    int r = stmt_row(&q, err);
+    if (r <= 0)
+        return r;
+    *ret_id = col_int(&q, 0);
+    *ret_record = col_json(&q, 1);
+    *ret_bad = !strcmp(col_text(&q, 2), "skip");
+    *ret_tolerance = col_real(&q, 3);
+    return 1;
+}
+
 int dataset_describe(struct store *st, const char *name, const json_t *in,
                      int64_t now_ms, bool *ret_new, struct err *err)
 {
     static const char *const words[] = {"fail", "skip", NULL};
     AUTO_JSON json_t *canonical = NULL;
+    CLEANUP(txn_end) struct txn txn = TXN_INIT;
     struct json_read read;
+    int64_t id = 0;
+    int bad = 0;
+    double tolerance = 0.01;
     int r = dataset_name_check(name, "dataset", err);
+    if (r >= 0)
+        r = txn_begin(&txn, st, err);
+    if (r >= 0)
+        r = described(st, name, &id, &canonical, &bad, &tolerance, err);
     if (r < 0)
         return r;
     json_read_open(&read, in, "", err, "record", "bad_records",
                    "policy_tolerance", NULL);
     const json_t *record = json_read_object(&read, "record");
-    int bad = json_read_word(&read, "bad_records", words, 0);
-    double tolerance = json_read_real(&read, "policy_tolerance", 0, 1, 0.01);
+    bad = json_read_word(&read, "bad_records", words, bad);
+    tolerance = json_read_real(&read, "policy_tolerance", 0, 1, tolerance);
     if (read.r < 0)
         return read.r;
+    if (json_object_get(in, "record")) { /* null takes it away */
+        json_decref(canonical);
+        canonical = NULL;
+    }
     if (record) {
         struct intake_rules *rules = NULL;
         r = intake_rules_make(record, bad, tolerance, &rules, err);
@@ -112,15 +141,8 @@ int dataset_describe(struct store *st, const char *name, const json_t *in,
         canonical = record_desc_json(&rules->record);
         intake_rules_free(rules);
     }
-
-    CLEANUP(txn_end) struct txn txn = TXN_INIT;
-    int64_t id = 0;
-    r = txn_begin(&txn, st, err);
-    if (r >= 0)
-        r = find(st, name, &id, err);
-    *ret_new = r == 0;
-    if (r == 0)
-        r = add(st, name, now_ms, &id, err);
+    *ret_new = !id;
+    r = id ? 0 : add(st, name, now_ms, &id, err);
     if (r < 0)
         return r;
     {

@@ -23,8 +23,8 @@ int dataset_name_check(const char *name, const char *what, struct err *err);
 /* What records of the dataset must look like: 1; 0: nothing is said. */
 int dataset_rules(struct store *st, const char *name, struct intake_rules **ret,
                   struct err *err);
-/* Say it: {"record", "bad_records", "policy_tolerance"}; makes the dataset when
- * it is new. */
+/* Say it: {"record", "bad_records", "policy_tolerance"}; what is not said stays,
+ * a record that is null goes. Makes the dataset when it is new. */
 int dataset_describe(struct store *st, const char *name, const json_t *in,
                      int64_t now_ms, bool *ret_new, struct err *err);
 

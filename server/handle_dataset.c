@@ -10,6 +10,11 @@
 #include "server/transfer.h"
 #include "server/upload.h"
 
+/* How long it takes until it is known how much came of an upload that broke
+ * off. */
+#define SETTLE_S 5
+#define SETTLE_POLL_MS 100
+
 /* ---- uploads: before the body, after it, and in the database ---- */
 
 /* If-None-Match: * is "only if there is none of that name". */
@@ -76,6 +81,9 @@ static int resume(struct ctx *ctx, struct request *req, enum packing packing,
     struct partials *p = ctx->server->partials;
     const char *name = req_param(req, "name"), *shard = req_param(req, "shard");
     struct upload *u = partials_take(p, name, shard, ctx->mono_ms);
+    if (!u && partials_under_way(p, name, shard))
+        return err_set(err, ERR_BUSY,
+                       "what came of it before is still being taken in");
     if (!u)
         return says_offset(req, 0, "nothing is kept of such an upload", err);
     int r = check_part(req, u, packing, first, total, rules, err);
@@ -140,6 +148,8 @@ int handle_upload_begin(struct ctx *ctx, struct request *req, struct reply *ret,
         r = check_new(ctx, req, err);
     if (r >= 0)
         r = begin(ctx, req, packing, by_name, err);
+    if (r >= 0 && *shard)
+        partials_begin(ctx->server->partials, name, shard);
     return r;
 }
 
@@ -155,7 +165,7 @@ int handle_upload_prepare(struct ctx *ctx, struct request *req,
                        u->received, u->total);
     int r = transfer_digest(req_header(req, "Content-Digest"), sum, err);
     if (r > 0 && memcmp(sum, u->sha256, DIGEST_BYTES) &&
-        memcmp(sum, u->part_sha256, DIGEST_BYTES))
+        !(u->in_parts && !memcmp(sum, u->part_sha256, DIGEST_BYTES)))
         return err_set(err, ERR_INVALID,
                        "the bytes that came are not those of Content-Digest: "
                        "they were changed on the way");
@@ -224,6 +234,13 @@ int handle_shard_get(struct ctx *ctx, struct request *req, struct reply *ret,
     struct shard_file s;
     struct shard_text *text = NULL;
     int r = dataset_shard(ctx->st, name, shard, &s, err);
+    if (r == ERR_NOT_FOUND && !strcmp(req->method, "HEAD") &&
+        partials_under_way(ctx->server->partials, name, shard)) {
+        /* it may have broken off just now, with much to be taken in still */
+        if (ctx->mono_ms < req_deadline(req, ctx, SETTLE_S))
+            return reply_wait(ret, 0, ctx->mono_ms + SETTLE_POLL_MS);
+        return err_set(err, ERR_BUSY, "an upload of it is under way");
+    }
     if (r == ERR_NOT_FOUND) { /* how far an upload came that broke off */
         req->says_offset = true;
         req->upload_offset =

@@ -234,6 +234,22 @@ static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *s)
     return strlen(s);
 }
 
+/* What came of an upload that broke off is kept; one that is stored goes. */
+static void upload_leave(struct conn *c)
+{
+    struct partials *p = c->h->server->partials;
+    const char *name = req_param(&c->req, "name");
+    const char *shard = req_param(&c->req, "shard");
+    if (!c->req.upload)
+        return;
+    if (!*shard) {
+        upload_free(c->req.upload);
+        return;
+    }
+    partials_keep(p, name, shard, c->req.upload, server_mono_ms());
+    partials_end(p, name, shard);
+}
+
 static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
                          enum MHD_RequestTerminationCode how)
 {
@@ -243,12 +259,7 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
     *con_cls = NULL;
     fresh_drop(c);
     reply_clear(&c->reply);
-    if (c->req.upload && req_param(&c->req, "shard")[0])
-        partials_keep(c->h->server->partials, req_param(&c->req, "name"),
-                      req_param(&c->req, "shard"), c->req.upload,
-                      server_mono_ms());
-    else
-        upload_free(c->req.upload);
+    upload_leave(c);
     if (c->req.prepared && c->req.prepared_free)
         c->req.prepared_free(c->req.prepared);
     json_decref(c->req.json);

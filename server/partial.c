@@ -10,10 +10,25 @@ struct partial {
     int64_t since_ms;
 };
 
+struct under_way {
+    struct under_way *next;
+    char *dataset, *shard;
+};
+
 struct partials {
     pthread_mutex_t mutex;
+    struct under_way *under_way;
     struct partial v[PARTIALS_MAX];
 };
+
+static void under_way_free(struct under_way *w)
+{
+    if (!w)
+        return;
+    free(w->dataset);
+    free(w->shard);
+    free(w);
+}
 
 int partials_new(struct partials **ret, struct err *err)
 {
@@ -31,8 +46,60 @@ void partials_free(struct partials *p)
         return;
     for (int i = 0; i < PARTIALS_MAX; i++)
         upload_free(p->v[i].upload);
+    while (p->under_way) {
+        struct under_way *w = p->under_way;
+        p->under_way = w->next;
+        under_way_free(w);
+    }
     pthread_mutex_destroy(&p->mutex);
     free(p);
+}
+
+/* The link to one of that name, or to the end; with the mutex. */
+static struct under_way **under_way_find(struct partials *p,
+                                         const char *dataset, const char *shard)
+{
+    struct under_way **at = &p->under_way;
+    while (*at &&
+           (strcmp((*at)->dataset, dataset) || strcmp((*at)->shard, shard)))
+        at = &(*at)->next;
+    return at;
+}
+
+void partials_begin(struct partials *p, const char *dataset, const char *shard)
+{
+    struct under_way *w = calloc(1, sizeof(*w));
+    if (w) {
+        w->dataset = strdup(dataset);
+        w->shard = strdup(shard);
+    }
+    if (!w || !w->dataset || !w->shard) { /* nobody waits for it, then */
+        under_way_free(w);
+        return;
+    }
+    pthread_mutex_lock(&p->mutex);
+    w->next = p->under_way;
+    p->under_way = w;
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void partials_end(struct partials *p, const char *dataset, const char *shard)
+{
+    pthread_mutex_lock(&p->mutex);
+    struct under_way **at = under_way_find(p, dataset, shard), *w = *at;
+    if (w)
+        *at = w->next;
+    pthread_mutex_unlock(&p->mutex);
+    under_way_free(w);
+}
+
+bool partials_under_way(struct partials *p, const char *dataset,
+                        const char *shard)
+{
+    pthread_mutex_lock(&p->mutex);
+    bool is = *under_way_find(p, dataset, shard);
+    pthread_mutex_unlock(&p->mutex);
+    return is;
 }
 
 static bool is_old(const struct partial *x, int64_t mono_ms)

@@ -5,6 +5,7 @@
  * server. At most PARTIALS_MAX are kept, one per name; the oldest go first. Any
  * thread may call. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include "schema/err.h"
 
@@ -16,6 +17,11 @@ struct upload;
 
 int partials_new(struct partials **ret, struct err *err);
 void partials_free(struct partials *p);
+/* One of that name is under way, until so many ends. */
+void partials_begin(struct partials *p, const char *dataset, const char *shard);
+void partials_end(struct partials *p, const char *dataset, const char *shard);
+bool partials_under_way(struct partials *p, const char *dataset,
+                        const char *shard);
 /* Take the upload; keep it if it can go on. */
 void partials_keep(struct partials *p, const char *dataset, const char *shard,
                    struct upload *u, int64_t mono_ms);

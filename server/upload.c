@@ -114,6 +114,7 @@ int upload_part(struct upload *u, struct err *err)
 {
     digest_free(u->way->part);
     u->way->part = digest_new();
+    u->in_parts = true;
     return u->way->part ? 0 : no_memory(err);
 }
 

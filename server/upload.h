@@ -43,7 +43,8 @@ struct upload {
     int64_t total;    /* of the body as announced; -1: it was not */
     bool failed, ended;
     uint8_t sha256[DIGEST_BYTES]; /* of the bytes received; by upload_end */
-    uint8_t part_sha256[DIGEST_BYTES]; /* of those since upload_part */
+    bool in_parts;                     /* upload_part was called */
+    uint8_t part_sha256[DIGEST_BYTES]; /* then: of those since */
     struct upload_way *way;            /* upload.c's own */
 };
 

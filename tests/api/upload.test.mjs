@@ -150,6 +150,7 @@ test('Content-Digest is that of the bytes sent', async () => {
   (await put('c.jsonl', text, 'md5=:AAAA:')).expect(201);
   assert.match((await put('d.jsonl', text, digest(`${text} `))).problem(400).detail, /changed on the way/);
   (await put('d.jsonl.gz', gz, digest(text))).problem(400);
+  (await put('d.jsonl', text, `sha-256=:${Buffer.alloc(32).toString('base64')}:`)).problem(400);
   (await put('d.jsonl', text, 'sha-256=:nonsense:')).problem(400);
   await clean();
   assert.deepEqual(shards('digest'), ['a.jsonl', 'b.jsonl.gz', 'c.jsonl']);
@@ -215,6 +216,25 @@ test('an upload that broke off goes on where it stopped', async () => {
   }
   assert.deepEqual(shards('resumed'), ['noise.jsonl', 'noise.jsonl.gz', 'plain.jsonl']);
   await clean();
+});
+
+test('how much came of an upload is told when that is known, not before', async () => {
+  await withServer({ workers: 0 }, async (server) => {
+    const text = Buffer.from(tinyShard(60_000)), target = '/v1/datasets/settles/shards/a.jsonl';
+    // while one comes, nobody can say
+    const u = new URL(server.url);
+    const req = http.request({ method: 'PUT', path: target, host: u.hostname, port: u.port, agent: false,
+      headers: { ...auth(server), 'Content-Length': text.length } });
+    req.on('error', () => {});
+    await new Promise((done) => req.write(text.subarray(0, 1_500_000), done));
+    await until('it to have begun', () => tmp(server).length > 0);
+    const rest = await server.put(target, text.subarray(1 << 20), { 'Content-Range': `bytes ${1 << 20}-${text.length - 1}/${text.length}` });
+    rest.problem(503);
+    const asked = server.request('HEAD', target); // it waits
+    req.destroy();
+    const told = await asked;
+    assert.deepEqual([told.status, told.headers['upload-offset']], [404, String(1 << 20)]);
+  });
 });
 
 test('curl goes on, or begins anew', async () => {
@@ -355,6 +375,11 @@ test('a dataset says what its records look like, and uploads are held to it', as
   // the same text again is looked at anew, and stays one shard
   (await s.put(shard('good.jsonl'), tinyShard(100))).expect(200);
   assert.deepEqual((await s.get(url)).json.shards.map((x) => x.checked), [true, true]);
+
+  // what is not said stays
+  const kept = (await s.request('PUT', url, { policy_tolerance: 0.03 })).expect(200).json;
+  assert.deepEqual([kept.bad_records, kept.policy_tolerance, Object.keys(kept.record).sort()], ['skip', 0.03, Object.keys(tinyRecord).sort()]);
+  assert.deepEqual((await s.request('PUT', url, {})).expect(200).json, kept);
 
   (await s.request('PUT', url, { record: null })).expect(200);
   (await s.put(shard('anything.jsonl'), 'whatever\n')).expect(201);
