@@ -4,6 +4,7 @@
 #include "worker/feed.h"
 #include "worker/scanner.h"
 #include "worker/shard.h"
+#include "worker/shuffle.h"
 
 /* ---- running a feed as the trainer does ---- */
 
@@ -303,6 +304,85 @@ static void resuming_reads_a_buffer_not_the_prefix(void **state)
         json_array_get(json_object_get(data, "shards"), 0), "bytes"));
     assert_true(bytes > 300000);
     assert_true(stats.bytes_read < 8 * BLOCK);
+}
+
+/* 25 records of epochs of 20: a whole one, and 5 of the next. */
+static void a_cycle_ends_with_the_last_record_it_may_take(void **state)
+{
+    static const int sizes[] = {8, 8, 4, 5};
+    CLEANUP(folder_release) struct folder dir;
+    folder_init(&dir);
+    AUTO_JSON json_t *data = shards_with(&dir, 20, 2);
+    json_object_set_new(data, "take", json_integer(25));
+    struct spec_in in = {
+        .epochs = 3, .effective = 8, .micro = 3, .shuffle = 6, .seed = 2};
+    CLEANUP(spec_release) struct spec spec = {0};
+    make_spec(&in, &spec);
+    CLEANUP(saved_release) struct saved at = {0};
+    struct err err = {0};
+    for (int resumed = 0; resumed < 2; resumed++) {
+        struct feed *f = open_feed(&spec, data, NULL);
+        struct feed_batch *b;
+        for (int step = 0; step < 4; step++) {
+            do {
+                assert_int_equal(feed_next(f, &b, &err), 1);
+                assert_int_equal(b->effective, sizes[step]);
+                assert_int_equal(b->epoch, step / 3);
+                assert_int_equal(b->epoch_end, b->last && step == 2);
+                assert_int_equal(b->cycle_end, b->last && step == 3);
+            } while (!b->last);
+            feed_trained(f);
+            save_feed(f, &at);
+            if (!resumed)
+                continue;
+            feed_close(f);
+            f = open_feed(&spec, data, &at);
+        }
+        assert_int_equal(feed_next(f, &b, &err), 0);
+        feed_close(f);
+        assert_int_equal(
+            json_integer_value(json_object_get(at.position, "records")), 25);
+        saved_release(&at);
+    }
+}
+
+/* Lines are kept while there is room for them; what a draw lacks is fetched. */
+static void the_buffer_keeps_no_more_lines_than_fit(void **state)
+{
+    struct shuffle s;
+    struct journal j = {0};
+    struct err err = {0};
+    shuffle_init(&s, 4, 1, 1);
+    s.line_bytes_max = 25;
+    static const char *const lines[] = {"0123456789", "abcdefghij",
+                                        "ABCDEFGHIJ", "klmno"};
+    for (int i = 0; i < 4; i++) {
+        struct ref ref = {0, i * 100, (int64_t)strlen(lines[i]), i};
+        assert_int_equal(shuffle_push(&s, &j, &ref, lines[i], &err), 0);
+    }
+    assert_non_null(s.lines[0]);
+    assert_non_null(s.lines[1]);
+    assert_null(s.lines[2]); /* no room */
+    assert_non_null(s.lines[3]);
+    assert_int_equal(s.line_bytes, 25);
+    assert_int_equal(shuffle_give(&s, 2, lines[2], &err), 0); /* fetched */
+    struct ref next = {0, 400, 5, 4}, got;
+    char *line;
+    for (int i = 0; i < 5; i++) {
+        /* the drawn line goes with its reference, also where others moved */
+        assert_int_equal(shuffle_take(&s, &j, 0, i == 0 ? &next : NULL, "pqrst",
+                                      &got, &line, &err),
+                         0);
+        if (got.hash < 4)
+            assert_memory_equal(line, lines[got.hash], (size_t)got.length);
+        else
+            assert_null(line); /* came while there was no room */
+        free(line);
+    }
+    assert_int_equal(s.n, 0);
+    assert_int_equal(s.line_bytes, 0);
+    shuffle_release(&s);
+    journal_release(&j);
 }
 
 /* ---- padding ---- */
@@ -717,13 +797,15 @@ static void a_position_outside_the_data_is_refused(void **state)
     for (int i = 0; i < 3; i++) {
         AUTO_JSON json_t *bad = json_deep_copy(at.position);
         json_object_set_new(bad, fields[i], json_integer(1000000));
-        assert_int_equal(feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err), 0);
+        assert_int_equal(
+            feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err), 0);
         assert_int_equal(feed_resume(f, bad, at.buffer, at.n, &err),
                          ERR_CORRUPT);
         feed_close(f);
     }
     at.buffer[1] = 1 << 30;
-    assert_int_equal(feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err), 0);
+    assert_int_equal(feed_open(&spec, &spec.runtime, data, NULL, 3, &f, &err),
+                     0);
     assert_int_equal(feed_resume(f, at.position, at.buffer, at.n, &err),
                      ERR_CORRUPT);
     feed_close(f);
@@ -747,6 +829,8 @@ int main(void)
         cmocka_unit_test(order_depends_on_seed_cycle_and_epoch),
         cmocka_unit_test(no_shuffle_keeps_the_files_order),
         cmocka_unit_test(resuming_reads_a_buffer_not_the_prefix),
+        cmocka_unit_test(a_cycle_ends_with_the_last_record_it_may_take),
+        cmocka_unit_test(the_buffer_keeps_no_more_lines_than_fit),
         cmocka_unit_test(padding_follows_the_policy_from_the_next_step_on),
         cmocka_unit_test(changed_data_is_refused_with_its_own_reason),
         cmocka_unit_test(an_edit_during_the_run_is_found_when_it_is_drawn),
