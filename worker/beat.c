@@ -355,7 +355,8 @@ static void beat_free(struct beat *b)
 
 int beat_start(const struct client_options *o, int64_t lease, int64_t token,
                int64_t runtime_version, double interval_s, bool has_policy,
-               bool has_value, struct beat **ret, struct err *err)
+               bool has_value, const struct progress *from, struct beat **ret,
+               struct err *err)
 {
     struct beat *b = calloc(1, sizeof *b);
     if (!b)
@@ -376,7 +377,7 @@ int beat_start(const struct client_options *o, int64_t lease, int64_t token,
     b->has_policy = has_policy;
     b->has_value = has_value;
     b->runtime_version = runtime_version;
-    b->progress = (struct progress){.stage = "load", .records_per_s = -1};
+    b->progress = *from;
     b->last_answer = seconds();
     struct client_options own = *o;
     own.interrupt = &b->quit;

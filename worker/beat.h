@@ -52,10 +52,11 @@ struct data_report {
     json_t *exceeded; /* {dimension: {"count", "longest"}} */
 };
 
-/* has_policy, has_value: which losses exist. */
+/* has_policy, has_value: which losses exist; from: what the first one says. */
 int beat_start(const struct client_options *o, int64_t lease, int64_t token,
                int64_t runtime_version, double interval_s, bool has_policy,
-               bool has_value, struct beat **ret, struct err *err);
+               bool has_value, const struct progress *from, struct beat **ret,
+               struct err *err);
 void beat_stop(struct beat *b); /* joins the thread, frees */
 
 void beat_progress(struct beat *b, const struct progress *p);

@@ -404,6 +404,6 @@ int worker_run(const struct worker_options *o, struct err *err)
     e = beat_start(&o->net, r.lease, r.token,
                    number(r.claim, "runtime_version"),
                    interval > 0 ? interval : WIRE_HEARTBEAT_S, has_policy,
-                   has_value, &r.beat, err);
+                   has_value, &r.progress, &r.beat, err);
     return e < 0 ? e : work(&r, err);
 }

@@ -29,6 +29,14 @@ int prepare_claim(struct run *r, struct err *err)
     r->fingerprint = json_deep_copy(json_object_get(r->claim, "fingerprint"));
     r->oom_stage = "load";
     r->progress = (struct progress){.stage = "load", .records_per_s = -1};
+    /* it stands there from the first heartbeat on, not at 0 until it has loaded */
+    const json_t *manifest =
+        json_object_get(json_object_get(r->claim, "checkpoint"), "manifest");
+    r->progress.step = number(manifest, "step");
+    r->progress.epoch = number(manifest, "epoch");
+    r->progress.records = number(manifest, "records");
+    r->progress.micro_batches =
+        number(json_object_get(manifest, "totals"), "micro_batches");
     r->sample.recommended = r->sample.device = r->sample.rss = -1;
     if (!r->lease || !r->device || !r->signature || !r->fingerprint)
         return err_set(err, ERR_INVALID,
@@ -57,14 +65,6 @@ static int load(struct run *r, int64_t *ret_bad, struct err *err)
     if (!json_is_object(from))
         return 0;
     const json_t *manifest = json_object_get(from, "manifest");
-    if (resume) {
-        r->progress.step = number(manifest, "step");
-        r->progress.epoch = number(manifest, "epoch");
-        r->progress.records = number(manifest, "records");
-        r->progress.micro_batches =
-            number(json_object_get(manifest, "totals"), "micro_batches");
-        beat_progress(r->beat, &r->progress);
-    }
     struct loaded_feed feed = {0};
     double begin = run_seconds();
     int e = load_state(r->client, number(from, "id"), manifest, r->trainer,

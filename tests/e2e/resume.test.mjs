@@ -64,6 +64,23 @@ test('RES-01: each record is used exactly once in a pass, in the same order, how
   });
 });
 
+test('while a worker loads a state, the job stands where it stood', async () => {
+  await withServer({ workers: 0 }, async (s) => {
+    await s.upload('tiny', { 'a.jsonl': tinyShard(40) });
+    const job = await s.submit(tinySpec({ runtime: { restart: { every_micro_batches: 6 } } }));
+    await ran(s);
+    const w = s.startWorker({ args: ['--once'] });
+    let over = false;
+    w.ended.then(() => { over = true; });
+    for (let looks = 0; !over || looks === 0; looks++) {
+      const now = await s.job(job.id), [, second] = await s.leases(job.id);
+      assert.ok(now.progress.step >= 6 && now.progress.records >= 24, JSON.stringify(now.progress));
+      if (second) assert.ok(second.to_step >= 6, JSON.stringify(second));
+    }
+    assert.equal((await s.completed(job.id)).progress.step, 10);
+  });
+});
+
 test('RES-02: the rate is a function of the step: the same digits, paused or not', async () => {
   await withServer({ workers: 0 }, async (s) => {
     await s.upload('tiny', { 'a.jsonl': tinyShard(100) });
