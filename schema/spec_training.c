@@ -1,4 +1,5 @@
 #include "schema/spec_training.h"
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include "schema/cleanup.h"
@@ -72,6 +73,12 @@ static int read_schedule(const json_t *in, struct training_spec *t,
         (int)json_read_int(&r, "warmup_steps", 0, 1000000000, 0);
     t->schedule.final_fraction = json_read_real(&r, "final_fraction", 0, 1, 0);
     t->schedule.steps = json_read_int(&r, "steps", 1, 1000000000000, 0);
+    if (r.r == 0 && t->schedule.steps &&
+        t->schedule.warmup_steps > t->schedule.steps)
+        json_read_fail(&r, "warmup_steps",
+                       "warmup_steps is %d, more than the schedule's %" PRId64
+                       " steps",
+                       t->schedule.warmup_steps, t->schedule.steps);
     return r.r;
 }
 

@@ -364,7 +364,9 @@ static json_t *cycle_json(const struct stmt *q)
         col_int_or_null(q, 6), "digest", col_text_or_null(q, 7), "signature",
         col_text_or_null(q, 8), "model_sha256", col_text_or_null(q, 9));
     json_object_set_new(j, "records", col_int_or_null(q, 10));
-    json_object_set_new(j, "epochs", json_integer(col_int(q, 11)));
+    json_object_set_new(j, "epochs", /* known once its data is frozen */
+                        col_null(q, 6) ? json_null()
+                                       : json_integer(col_int(q, 11)));
     json_object_set_new(j, "checkpoint", col_int_or_null(q, 12));
     json_object_set_new(j, "failures", json_integer(col_int(q, 13)));
     json_object_set_new(j, "lost", json_integer(col_int(q, 14)));
@@ -391,6 +393,51 @@ int cycle_get(struct store *st, int64_t job, int64_t number, json_t **ret,
                        "job %" PRId64 " has no cycle %" PRId64, job, number);
     *ret = cycle_json(&q);
     *ret_ended = !col_null(&q, 18);
+    return 0;
+}
+
+static json_t *shards_shown(const json_t *shards)
+{
+    static const char *const shown[] = {"name", "bytes", "records", "held_out",
+                                        "weight"};
+    json_t *out = json_array();
+    size_t i;
+    json_t *s;
+    json_array_foreach((json_t *)shards, i, s)
+    {
+        json_t *row = json_object();
+        for (size_t k = 0; k < sizeof(shown) / sizeof(*shown); k++)
+            if (json_object_get(s, shown[k]))
+                json_object_set(row, shown[k], json_object_get(s, shown[k]));
+        json_array_append_new(out, row);
+    }
+    return out;
+}
+
+int cycle_shards(struct store *st, int64_t job, int64_t number, json_t **ret,
+                 struct err *err)
+{
+    AUTO_JSON json_t *data = NULL;
+    int64_t id;
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_GET);
+        stmt_int(&q, ":job", job);
+        stmt_int(&q, ":number", number);
+        int r = stmt_row(&q, err);
+        if (r <= 0 || col_null(&q, 6))
+            return r < 0 ? r : 0;
+        id = col_int(&q, 0);
+    }
+    int r = cycle_data(st, id, &data, err);
+    if (r < 0)
+        return r;
+    const json_t *shards = json_object_get(data, "shards");
+    json_object_set_new(data, "shards", shards_shown(shards));
+    json_t *held = json_object_get(data, "validation");
+    const json_t *own = json_object_get(held, "shards");
+    if (own)
+        json_object_set_new(held, "shards", shards_shown(own));
+    *ret = json_incref(data);
     return 0;
 }
 

@@ -90,6 +90,10 @@ int cycle_end(struct store *st, int64_t id, const char *state,
               const char *reason, int64_t now_ms, struct err *err);
 
 /* DESIGN §7's cycle. *ret_ended: done, failed or canceled. */
+/* What its data was frozen to: {"records", "take"?, "validation"?, "shards":
+ * [{name, bytes, records, held_out?, weight?}]}; *ret NULL before that. */
+int cycle_shards(struct store *st, int64_t job, int64_t number, json_t **ret,
+                 struct err *err);
 int cycle_get(struct store *st, int64_t job, int64_t number, json_t **ret,
               bool *ret_ended, struct err *err);
 int cycle_list(struct store *st, int64_t job, int64_t after, int64_t limit,

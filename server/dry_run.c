@@ -236,6 +236,8 @@ int dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
                        "counted when it is frozen for a cycle");
     if (!json_array_size(able) && json_array_size(others))
         warn(warnings, "none of the workers there can train it");
+    else if (!json_array_size(able))
+        warn(warnings, "no worker is there");
     /* what has to be read first is not known before */
     *ret = json_pack(
         "{sO ss sI so so so ss? so sO sO sO}", "spec", spec->resolved,

@@ -81,7 +81,7 @@ int handle_cycle_list(struct ctx *ctx, struct request *req, struct reply *ret,
 int handle_cycle_get(struct ctx *ctx, struct request *req, struct reply *ret,
                      struct err *err)
 {
-    int64_t id, n, wait;
+    int64_t id, n, wait, data;
     bool ended = false;
     AUTO_JSON json_t *cycle = NULL;
     int r = req_id(req, "id", &id, err);
@@ -90,10 +90,18 @@ int handle_cycle_get(struct ctx *ctx, struct request *req, struct reply *ret,
     if (r >= 0)
         r = wait_param(req, &wait, err);
     if (r >= 0)
+        r = req_query_int(req, "data", 0, 1, 0, &data, err);
+    if (r >= 0)
         r = cycle_get(ctx->st, id, n, &cycle, &ended, err);
     if (r < 0)
         return r;
     if (wait > 0 && !ended && !req->last_wait)
         return reply_wait(ret, NOTIFY_JOB, req_deadline(req, ctx, wait));
+    json_t *shards = NULL;
+    r = data ? cycle_shards(ctx->st, id, n, &shards, err) : 0;
+    if (r < 0)
+        return r;
+    if (data)
+        json_object_set_new(cycle, "data", shards ? shards : json_null());
     return reply_json(ret, 200, json_incref(cycle));
 }

@@ -127,6 +127,18 @@ static int cannot_read(const struct walk *w, const char *at, struct err *err)
                    *at ? at : ".", w->root, strerror(errno));
 }
 
+/* Can a file below this folder match? Not where the pattern's beginning, up to
+ * its first wildcard, leads elsewhere. */
+static bool may_match(const char *match, const char *folder)
+{
+    if (!match)
+        return true;
+    size_t plain = strcspn(match, "*?[\\"), n = strlen(folder);
+    if (plain <= n)
+        return !strncmp(match, folder, plain);
+    return !strncmp(match, folder, n) && match[n] == '/';
+}
+
 static int walk_folder(struct walk *w, int parent, const char *folder,
                        const char *at, int depth, struct err *err);
 
@@ -141,7 +153,9 @@ static int walk_entry(struct walk *w, int dir, const char *at, const char *name,
     if (asprintf(&path, "%s%s%s", at, *at ? "/" : "", name) < 0)
         return err_set(err, ERR_NOMEM, "no memory for a path");
     if (S_ISDIR(st.st_mode))
-        return walk_folder(w, dir, name, path, depth + 1, err);
+        return may_match(w->match, path)
+                   ? walk_folder(w, dir, name, path, depth + 1, err)
+                   : 0;
     if (!S_ISREG(st.st_mode) || !root_matches(w->match, path))
         return 0;
     return add_file(w, path, &st, err);
@@ -151,9 +165,10 @@ static int walk_folder(struct walk *w, int parent, const char *folder,
                        const char *at, int depth, struct err *err)
 {
     if (depth > DEPTH_MAX)
-        return err_set(err, ERR_IO,
-                       "folders of root '%s' lie more than %d deep: %.200s",
-                       w->root, DEPTH_MAX, at);
+        return err_at(err, ERR_INVALID, "/data/match",
+                      "folders of root '%s' lie more than %d deep: leave "
+                      "%.200s out by match",
+                      w->root, DEPTH_MAX, at);
     int fd =
         openat(parent, folder,
                O_RDONLY | O_DIRECTORY | O_CLOEXEC | (depth ? O_NOFOLLOW : 0));

@@ -32,6 +32,7 @@ struct text {
 static void text_release(struct text *t)
 {
     seekable_close(t->frames);
+    t->frames = NULL;
 }
 
 static int64_t text_read(struct text *t, int64_t offset, char *out, size_t len,
@@ -211,10 +212,11 @@ void root_read_release(struct root_read *r)
     *r = (struct root_read){0};
 }
 
-/* The file as it is, or a copy of its text: *text can be read anywhere. */
+/* The file as it is, or a copy of its text: *text can be read anywhere. `copy`:
+ * its table of frames is not to be trusted. */
 static int open_text(const struct reading *in, int fd, const struct stat *st,
-                     int *copy_fd, struct text *text, struct root_read *ret,
-                     struct err *err)
+                     bool copy, int *copy_fd, struct text *text,
+                     struct root_read *ret, struct err *err)
 {
     char head[4];
     ssize_t n = pread(fd, head, sizeof(head), 0);
@@ -231,8 +233,9 @@ static int open_text(const struct reading *in, int fd, const struct stat *st,
     if (packing == PACKING_NONE)
         return 0;
     struct err why = {0};
-    int r = packing == PACKING_ZSTD ? seekable_open(fd, &text->frames, &why)
-                                    : ERR_CORRUPT;
+    int r = packing == PACKING_ZSTD && !copy
+                ? seekable_open(fd, &text->frames, &why)
+                : ERR_CORRUPT;
     if (r < 0 && r != ERR_CORRUPT && r != ERR_TOO_LARGE) {
         *err = why;
         return r;
@@ -285,6 +288,20 @@ int root_intake(const char *dir, struct intake **ret, struct err *err)
     return intake_new(path, NULL, ret, err);
 }
 
+/* What is to be known of a text, up to its last newline. */
+static int read_text(const struct reading *in, const struct stat *st,
+                     struct text *text, struct root_read *ret, struct err *err)
+{
+    int64_t end = 0;
+    int r = find_end(text, in->piece, &end, err);
+    if (r >= 0)
+        r = root_intake(in->dir, &ret->intake, err);
+    if (r >= 0)
+        r = take_in(in, text, end, st->st_size, ret->copy != NULL, ret->intake,
+                    err);
+    return r;
+}
+
 int root_read_file(const char *dir, const char *root, const char *name,
                    root_stop_fn *stop, root_progress_fn *progress, void *arg,
                    struct root_read *ret, struct err *err)
@@ -308,15 +325,21 @@ int root_read_file(const char *dir, const char *root, const char *name,
     read.settled =
         (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - read.mtime_ns >
         SETTLED_NS;
-    int64_t end = 0;
-    int r = open_text(&in, fd, &st, &copy_fd, &text, &read, err);
+    struct err why = {0};
+    int r = open_text(&in, fd, &st, false, &copy_fd, &text, &read, &why);
     if (r >= 0)
-        r = find_end(&text, piece, &end, err);
-    if (r >= 0)
-        r = root_intake(dir, &read.intake, err);
-    if (r >= 0)
-        r = take_in(&in, &text, end, st.st_size, read.copy != NULL, read.intake,
-                    err);
+        r = read_text(&in, &st, &text, &read, &why);
+    if (r == ERR_DATA && text.frames && !read.copy) {
+        /* its table may be wrong, and the stream whole */
+        text_release(&text);
+        intake_free(read.intake);
+        read.intake = NULL;
+        r = open_text(&in, fd, &st, true, &copy_fd, &text, &read, err);
+        if (r >= 0)
+            r = read_text(&in, &st, &text, &read, err);
+    } else if (r < 0) {
+        *err = why;
+    }
     if (r < 0)
         return r;
     int64_t records = read.intake->records;

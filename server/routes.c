@@ -45,7 +45,7 @@ const struct route routes[] = {
     WRITE("POST", "/v1/jobs/{id}/cycles", 1 * MiB, handle_cycle_post,
           handle_cycle_prepare),
     READ("/v1/jobs/{id}/cycles", handle_cycle_list, PAGE),
-    READ("/v1/jobs/{id}/cycles/{n}", handle_cycle_get, "wait"),
+    READ("/v1/jobs/{id}/cycles/{n}", handle_cycle_get, "wait data"),
     READ("/v1/jobs/{id}/leases", handle_lease_list, PAGE),
     READ("/v1/jobs/{id}/metrics", handle_metrics, "series points cycle"),
     READ("/v1/jobs/{id}/memory", handle_memory, "points"),

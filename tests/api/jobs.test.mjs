@@ -328,7 +328,7 @@ test('a dry run explains: memory, who could run it, and why others could not', a
     await own.uploadChess({ shards: 1 });
     const explain = async (patch) => (await own.post('/v1/jobs?dry_run=1', chessSpec(patch))).expect(200).json;
     const alone = await explain({});
-    assert.deepEqual([alone.workers, alone.others, alone.warnings], [[], [], []]);
+    assert.deepEqual([alone.workers, alone.others, alone.warnings], [[], [], ['no worker is there']]);
     await new FakeWorker(own, { name: 'plain' }).claim();
     await new FakeWorker(own, { name: 'gpu', devices: [{ kind: 'cpu' }, { kind: 'cuda', memory_bytes: 2 ** 28 }] }).claim();
 

@@ -106,6 +106,60 @@ test('files of every form are frozen in place, in order, as their text', async (
   });
 });
 
+test('a cycle says what its data was frozen to; before that how long it trains is open', async () => {
+  await withRoot(async (s, dir) => {
+    put(dir, 'a.jsonl', `${some(0, 1000)}{"half of a line`);
+    put(dir, 'b.jsonl', some(7, 500));
+    const spec = rootSpec({ data: { groups: [{ match: 'b*', weight: 2 }] }, training: { shuffle: { mode: 'global' }, validation: { fraction: 0.2 }, epochs: 3 } });
+    const later = await s.submit(merge(structuredClone(spec), { not_before: '2100-01-01T00:00:00Z' }));
+    const none = (await s.get(`/v1/jobs/${later.id}/cycles/1?data=1`)).expect(200).json;
+    assert.deepEqual([none.data, none.epochs], [null, null]);
+    const { id } = await s.submit(spec);
+    await frozen(s, id);
+    const c = (await s.get(`/v1/jobs/${id}/cycles/1?data=1`)).expect(200).json;
+    assert.equal(c.epochs, 3);
+    const [a, b] = c.data.shards;
+    assert.deepEqual([a.name, a.bytes, a.records], ['a.jsonl', some(0, 1000).length, 1000]);
+    assert.deepEqual([b.name, b.records, b.weight], ['b.jsonl', 500, 2]);
+    assert.equal(c.data.records, 1000 - a.held_out + 2 * (500 - b.held_out));
+    assert.equal(c.records, c.data.records);
+    assert.equal((await s.get(`/v1/jobs/${id}/cycles/1`)).json.data, undefined);
+    (await s.get(`/v1/jobs/${id}/cycles/1?data=2`)).problem(400);
+  });
+});
+
+test('folders that cannot match are not looked into; those that lie too deep are named', async () => {
+  await withRoot(async (s, dir) => {
+    put(dir, 'a.jsonl', some(0, 10));
+    put(dir, 'ok/b/c.jsonl', some(0, 10));
+    put(dir, `nest/${'d/'.repeat(40)}x.jsonl`, some(0, 10));
+    (await s.post('/v1/jobs', rootSpec())).problem(400, '/data/match');
+    for (const match of ['a.jsonl', 'ok/*', 'ok/b/c*', 'a*'])
+      await frozen(s, (await s.submit(rootSpec({ data: { match } }))).id);
+  });
+});
+
+test('a sound stream whose seek table lies is copied, as an upload would be', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 3000);
+    const bytes = frames(Buffer.from(text), 50_000);
+    const n = bytes.readUInt32LE(bytes.length - 9);
+    assert.ok(n >= 2, `${n} frames`);
+    const entry = (bytes.length - 9 - bytes.lastIndexOf(Buffer.from([0x5e, 0x2a, 0x4d, 0x18])) - 8) / n;
+    const first = bytes.length - 9 - n * entry;
+    bytes.writeUInt32LE(bytes.readUInt32LE(first + 4) - 1, first + 4); // one byte goes over
+    bytes.writeUInt32LE(bytes.readUInt32LE(first + entry + 4) + 1, first + entry + 4);
+    put(dir, 'a.jsonl.zst', bytes);
+    const j = await s.submit(rootSpec());
+    await frozen(s, j.id);
+    const w = new FakeWorker(s);
+    const lease = (await w.claim()).expect(201).json;
+    assert.equal(lease.data.shards[0].sha256, sha256(text));
+    assert.match(lease.data.shards[0].path, /\/copies\//);
+    assert.equal((await shard(w, 0)).text, text);
+  });
+});
+
 test('an index is sent as well, and made again where it is missing', async () => {
   await withRoot(async (s, dir) => {
     const text = some(0, 1000);

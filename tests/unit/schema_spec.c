@@ -280,6 +280,8 @@ static void every_refusal_points_at_the_field(void **state)
         {"training/schedule/type", "\"step\"", NULL},
         {"training/schedule/warmup_steps", "-1", NULL},
         {"training/schedule/final_fraction", "1.5", NULL},
+        {"training/schedule", "{\"steps\": 3, \"warmup_steps\": 4}",
+         "/training/schedule/warmup_steps"},
         {"training/clip_norm", "-1", NULL},
         {"training/losses/state", "1", NULL},
         {"training/losses/polcy", "1", NULL},
