@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -581,6 +582,65 @@ int dataset_delete(struct store *st, const char *dataset, const char *shard,
     }
     store_notify(st, NOTIFY_DATASET);
     return txn_commit(&txn, err);
+}
+
+/* Look through DIR/datasets for the file of that inode, and unlink it when no
+ * row names it. */
+static int sweep_inode(struct store *st, ino_t inode, struct err *err)
+{
+    char root[4200];
+    int r = 0, n = 0;
+    snprintf(root, sizeof(root), "%s/datasets", store_dir(st));
+    DIR *sets = opendir(root);
+    for (struct dirent *set; sets && r >= 0 && (set = readdir(sets));) {
+        int fd = *set->d_name == '.'
+                     ? -1
+                     : openat(dirfd(sets), set->d_name,
+                              O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        DIR *shards = fd < 0 ? NULL : fdopendir(fd);
+        if (fd >= 0 && !shards)
+            close(fd);
+        for (struct dirent *e; shards && r >= 0 && (e = readdir(shards));) {
+            struct stat sb;
+            char sha256[DIGEST_HEX];
+            if (fstatat(fd, e->d_name, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||
+                !S_ISREG(sb.st_mode) || sb.st_ino != inode)
+                continue;
+            r = dataset_shard_sha256(st, set->d_name, e->d_name, sha256, err);
+            if (r == 0 && unlinkat(fd, e->d_name, 0) == 0)
+                n++;
+        }
+        if (shards)
+            closedir(shards);
+        if (n && r >= 0)
+            unlinkat(dirfd(sets), set->d_name, AT_REMOVEDIR); /* if empty */
+    }
+    if (sets)
+        closedir(sets);
+    return r < 0 ? r : n;
+}
+
+int dataset_sweep_published(struct store *st, struct err *err)
+{
+    char folder[4200];
+    int r = 0, n = 0;
+    snprintf(folder, sizeof(folder), "%s/tmp", store_dir(st));
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && r >= 0 && (e = readdir(d));) {
+        struct stat sb;
+        if (strncmp(e->d_name, "upload-", 7) ||
+            fstatat(dirfd(d), e->d_name, &sb, AT_SYMLINK_NOFOLLOW) < 0 ||
+            !S_ISREG(sb.st_mode))
+            continue;
+        r = sweep_inode(st, sb.st_ino, err);
+        if (r >= 0) {
+            unlinkat(dirfd(d), e->d_name, 0);
+            n += r;
+        }
+    }
+    if (d)
+        closedir(d);
+    return r < 0 ? r : n;
 }
 
 int dataset_sweep_index(struct store *st, struct err *err)

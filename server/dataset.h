@@ -68,6 +68,9 @@ int dataset_doomed(struct store *st, json_t **ret, struct err *err);
 int dataset_unlink(struct store *st, const json_t *doomed, struct err *err);
 /* A row with this text is gone: its index goes, too, unless another has it. */
 int dataset_doom_index(struct store *st, const char *sha256, struct err *err);
+/* At start: files that were published when the server was killed, and whose row
+ * was not committed; and the temporary names beside them. The count. */
+int dataset_sweep_published(struct store *st, struct err *err);
 /* At start: unlink indexes of texts that nobody has. The count. */
 int dataset_sweep_index(struct store *st, struct err *err);
 

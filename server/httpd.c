@@ -238,10 +238,10 @@ static size_t keep_escapes(void *cls, struct MHD_Connection *mhd, char *s)
 static void upload_leave(struct conn *c)
 {
     struct partials *p = c->h->server->partials;
-    const char *name = req_param(&c->req, "name");
-    const char *shard = req_param(&c->req, "shard");
     if (!c->req.upload)
         return;
+    const char *name = req_param(&c->req, "name");
+    const char *shard = req_param(&c->req, "shard");
     if (!*shard) {
         upload_free(c->req.upload);
         return;

@@ -126,6 +126,8 @@ static void log_failure(const struct conn *c, const struct err *err)
 /* The handler's run is over and its commit done. */
 static void handle_done(struct conn *c)
 {
+    if (c->task.result >= 0 && c->req.upload)
+        upload_settle(c->req.upload);
     if (c->task.result < 0) {
         struct err *err = &c->task.err;
         if (!err->code || !err->text[0])

@@ -112,7 +112,8 @@ static int begin_listening(void *arg, struct ctx *ctx, struct err *err)
 
 static int sweep_index(void *arg, struct ctx *ctx, struct err *err)
 {
-    return dataset_sweep_index(ctx->st, err);
+    int r = dataset_sweep_published(ctx->st, err);
+    return r < 0 ? r : dataset_sweep_index(ctx->st, err);
 }
 
 static void remove_file(struct server *s, const char *name)

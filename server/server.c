@@ -91,6 +91,11 @@ static void empty_folder(int above, const char *path)
     while (d && (e = readdir(d))) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
             continue;
+        struct stat sb; /* perhaps published, perhaps not: dataset.h */
+        if (!strncmp(e->d_name, "upload-", 7) &&
+            fstatat(fd, e->d_name, &sb, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(sb.st_mode) && sb.st_nlink > 1)
+            continue;
         if (unlinkat(fd, e->d_name, 0) == 0 || above != AT_FDCWD)
             continue;
         empty_folder(fd, e->d_name); /* a backup's */

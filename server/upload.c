@@ -437,6 +437,30 @@ static int sync_folder(const char *path, struct err *err)
     return 0;
 }
 
+/* Replaces what is there, at once, and leaves the temporary name. */
+static int move(struct upload *u, const char *path, struct err *err)
+{
+    AUTO_FREE char *second = NULL;
+    u->published = strdup(path);
+    if (!u->published || asprintf(&second, "%s.out", u->path) < 0)
+        return no_memory(err);
+    if (link(u->path, second) == 0) {
+        if (rename(second, path) == 0)
+            return 0;
+        int r = io_error(err, "publish");
+        unlink(second);
+        return r;
+    }
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS)
+        return io_error(err, "publish");
+    /* no second names on this disk */
+    if (rename(u->path, path) < 0)
+        return io_error(err, "publish");
+    free(u->path);
+    u->path = NULL;
+    return 0;
+}
+
 int upload_publish(struct upload *u, const char *dir, const char *path,
                    struct err *err)
 {
@@ -464,11 +488,23 @@ int upload_publish(struct upload *u, const char *dir, const char *path,
     } else if (errno != EEXIST) {
         return io_error(err, "make a folder for");
     }
-    if (rename(u->path, path) < 0)
-        return io_error(err, "publish");
-    free(u->path);
-    u->path = NULL;
-    return sync_folder(folder, err);
+    r = move(u, path, err);
+    return r < 0 ? r : sync_folder(folder, err);
+}
+
+void upload_settle(struct upload *u)
+{
+    u->settled = true;
+}
+
+/* Nobody will ask for it: no row names it. Unless another upload has replaced
+ * it already. */
+static void take_back(struct upload *u)
+{
+    struct stat mine, there;
+    if (fstat(u->fd, &mine) == 0 && lstat(u->published, &there) == 0 &&
+        mine.st_ino == there.st_ino && mine.st_dev == there.st_dev)
+        unlink(u->published);
 }
 
 static void way_free(struct upload_way *way)
@@ -491,6 +527,9 @@ void upload_free(struct upload *u)
 {
     if (!u)
         return;
+    if (u->published && !u->settled)
+        take_back(u);
+    free(u->published);
     if (u->path)
         unlink(u->path);
     free(u->path);

@@ -33,7 +33,9 @@ struct upload_plan {
 };
 
 struct upload {
-    char *path; /* the temporary file; NULL once published */
+    char *path;      /* the temporary file */
+    char *published; /* its second name, NULL until there is one */
+    bool settled;    /* which is not to be taken back */
     int fd;
     struct intake *text;  /* what is known of it */
     bool framed;          /* stored as zstd frames */
@@ -61,8 +63,12 @@ int upload_add(struct upload *u, const void *data, size_t len, struct err *err);
 int upload_end(struct upload *u, struct err *err);
 /* Make it `path` (whose folder is made if need be) and its index
  * DIR/index/<sha256>, atomically and durably; replaces a file that is there.
- * The inode and mtime stay as they are. */
+ * The inode and mtime stay as they are. The temporary name stays beside it until
+ * the end: after a crash it tells which files may lack their row
+ * (dataset_sweep_published). */
 int upload_publish(struct upload *u, const char *dir, const char *path,
                    struct err *err);
-/* Removes the file unless it was published. */
+/* What was published is committed. */
+void upload_settle(struct upload *u);
+/* Removes the file, unless it was published and that is settled. */
 void upload_free(struct upload *u);

@@ -274,8 +274,15 @@ test('kill -9 of the server in the middle of an upload: nothing of it is there, 
     await kept(target, 2 << 20, server);
     fs.writeFileSync(`${server.dir}/index/${'0'.repeat(64)}`, 'of a text that nobody has');
     await server.kill9();
+    // as it is between the name and the commit, and between that and the end
+    fs.mkdirSync(`${server.dir}/datasets/new`);
+    fs.writeFileSync(`${server.dir}/tmp/upload-AAAAAA`, text);
+    fs.linkSync(`${server.dir}/tmp/upload-AAAAAA`, `${server.dir}/datasets/new/a.jsonl`);
+    fs.linkSync(`${server.dir}/datasets/cut/whole.jsonl`, `${server.dir}/tmp/upload-BBBBBB`);
     await server.launch();
     assert.deepEqual([tmp(server), shards('cut', server), indexes(server)], [[], ['whole.jsonl'], [sha256(tinyShard(7))]]);
+    assert.ok(!fs.existsSync(`${server.dir}/datasets/new`));
+    assert.equal((await server.get('/v1/datasets/cut/shards/whole.jsonl')).text, tinyShard(7));
     assert.equal(await offset(target, server), 0);
     const r = await server.put(target, text.subarray(2 << 20), { 'Content-Range': `bytes ${2 << 20}-${text.length - 1}/${text.length}` });
     r.problem(416);

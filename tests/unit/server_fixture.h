@@ -133,6 +133,8 @@ static inline int try_shard(struct world *w, const char *set, const char *shard,
     if (r >= 0)
         r = dataset_put(w->st, set, shard, u, false, w->now, &made, &out,
                         &w->err);
+    if (r >= 0)
+        upload_settle(u);
     upload_free(u);
     return r < 0 ? r : made;
 }

@@ -537,10 +537,34 @@ static void a_published_upload_keeps_its_inode(void **state)
     assert_int_equal(add(u, "{}\n", 3, 3), 0);
     fstat(u->fd, &before);
     assert_int_equal(upload_publish(u, dir, target, &err), 0);
+    upload_settle(u);
     upload_free(u);
     assert_int_equal(stat(target, &after), 0);
     assert_int_equal(after.st_ino, before.st_ino);
     assert_int_equal(after.st_size, 3);
+    assert_int_equal(after.st_nlink, 1);
+}
+
+/* A commit may fail after the file has its name. */
+static void what_was_published_in_vain_is_taken_back(void **state)
+{
+    struct upload *u = begin(), *other = begin();
+    assert_int_equal(add(u, "{}\n", 3, 3), 0);
+    assert_int_equal(add(other, "{}\n\n", 4, 4), 0);
+    assert_int_equal(upload_publish(u, dir, target, &err), 0);
+    upload_free(u);
+    assert_int_equal(access(target, F_OK), -1);
+    /* but not what replaced it meanwhile */
+    u = begin();
+    assert_int_equal(add(u, "{}\n", 3, 3), 0);
+    assert_int_equal(upload_publish(u, dir, target, &err), 0);
+    assert_int_equal(upload_publish(other, dir, target, &err), 0);
+    upload_settle(other);
+    upload_free(other);
+    upload_free(u);
+    struct stat sb;
+    assert_int_equal(stat(target, &sb), 0);
+    assert_int_equal(sb.st_size, 4);
 }
 
 static void an_abandoned_upload_leaves_nothing(void **state)
@@ -680,6 +704,7 @@ int main(void)
         TEST(a_long_upload_is_checked_to_its_last_record),
         TEST(a_belt_keeps_the_order_and_the_first_error),
         TEST(a_published_upload_keeps_its_inode),
+        TEST(what_was_published_in_vain_is_taken_back),
         TEST(an_abandoned_upload_leaves_nothing),
         TEST(an_empty_shard_has_no_blocks),
         TEST(a_folder_that_is_gone_is_said),
