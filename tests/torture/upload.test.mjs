@@ -66,7 +66,7 @@ class Uploader {
         }
         if (r && refused(r)) continue;
         if (r) assert.fail(`${JSON.stringify(w).slice(0, 80)}: ${r.status} ${r.text}`);
-        await until('the end of pawld, which broke a connection', () => this.ends > ends || refused(null), { patience_ms: 20_000, every_ms: 2 });
+        await until('the end of pawld, which broke a connection', () => this.ends > ends || refused(null), { patience_ms: 30_000, every_ms: 2 });
       }
     }
   }
@@ -152,7 +152,7 @@ async function killed(s, kill) {
     try {
       checkFiles(s.dir);
       await s.launch();
-      await check(s, u.answered);
+      await check(s, u.answered, { settled: true }); // nobody asks for anything meanwhile
     } finally {
       again();
     }
