@@ -64,7 +64,7 @@ const traced = (file) => fs.readFileSync(file, 'utf8').trimEnd().split('\n').map
 
 test('given sizes: waste, shapes and what exceeds them are as counted by hand; yields and kill -9 change nothing', async (t) => {
   const env = { PAWL_TRACE: '' };
-  await withServer({ workers: 0 }, async (s) => {
+  await withServer({ workers: 0, args: ['--lease', '2'] }, async (s) => {
     const shards = chessShards({ shards: 2 });
     await s.upload('chess', shards);
     env.PAWL_TRACE = `${s.dir}/trace`;
@@ -85,9 +85,9 @@ test('given sizes: waste, shapes and what exceeds them are as counted by hand; y
     assert.ok(whole.job.data.exceeded.A.count > 0, 'some have more moves than foreseen, and were trained on whole');
     t.diagnostic(`waste ${waste[0]} … ${waste.at(-1)}, ${shapes.at(-1)} shapes, exceeded ${JSON.stringify(whole.job.data.exceeded)}`);
 
-    const two = await s.submit(spec({ sizes }, { runtime: { checkpoint_every: 8, restart: { every_micro_batches: 20 } } }));
+    const two = await s.submit(spec({ sizes }, { runtime: { checkpoint_every: 8, restart: { every_micro_batches: 32 } } }));
     for (let nth = 1; (await s.job(two.id)).state !== 'completed'; nth++) {
-      const w = s.startWorker({ args: ['--once'] });
+      const w = s.startWorker({ local: true, args: ['--once'] });
       if (nth % 2 === 0) {
         await until('a few steps', async () => {
           const [l] = (await s.leases(two.id)).slice(-1);

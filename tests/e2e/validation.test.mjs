@@ -51,7 +51,7 @@ function placed(shards) {
 const near = (got, want, how) => assert.ok(Math.abs(got - want) < 2e-5 * Math.max(1, Math.abs(want)), `${how}: ${got}, not ${want}`);
 
 for (const shuffle of [{ mode: 'buffer', size: 300 }, { mode: 'global', size: null }]) {
-  const spec = (patch = {}) => merge(chessSpec({ training: { epochs: 3, shuffle, validation: { fraction: 0.2, every: 2 } }, runtime: { checkpoint_every: 8 }, limits: { lost: 1000, no_progress: 1000 } }), patch);
+  const spec = (patch = {}) => merge(chessSpec({ training: { epochs: 2, shuffle, validation: { fraction: 0.2, every: 2 } }, runtime: { checkpoint_every: 8 }, limits: { lost: 1000, no_progress: 1000 } }), patch);
   let straight;
 
   test(`${shuffle.mode}: a fifth is held out, in every epoch the same records, and judged as predictions judge them`, async (t) => {
@@ -66,13 +66,12 @@ for (const shuffle of [{ mode: 'buffer', size: 300 }, { mode: 'global', size: nu
       const trained = (epoch) => rows.filter((r) => r.epoch === epoch).flatMap((r) => r.records.map(String)).sort();
       assert.equal(new Set(trained(0)).size, trained(0).length);
       assert.deepEqual(trained(1), trained(0));
-      assert.deepEqual(trained(2), trained(0));
       const held = [...lines.keys()].filter((p) => !new Set(trained(0)).has(p));
       t.diagnostic(`${held.length} of ${lines.size} records are held out`);
       assert.ok(held.length > 800 * 0.13 && held.length < 800 * 0.27, `${held.length}`);
-      assert.equal(straight.job.progress.records_total, 3 * trained(0).length);
+      assert.equal(straight.job.progress.records_total, 2 * trained(0).length);
       const last = straight.job.progress.steps;
-      assert.equal(last, 3 * Math.ceil(trained(0).length / 64));
+      assert.equal(last, 2 * Math.ceil(trained(0).length / 64));
       const due = Array.from({ length: last }, (_, i) => i + 1).filter((n) => n % 2 === 0 || n === last);
       assert.deepEqual(await steps(s, job.id), due);
       const want = await judged(s, job.id, held.map((p) => lines.get(p)));
@@ -85,7 +84,7 @@ for (const shuffle of [{ mode: 'buffer', size: 300 }, { mode: 'global', size: nu
 
   test(`${shuffle.mode}: yields and kill -9, also while it validates: the same model, the same figures, each once`, async (t) => {
     const random = randomSource(t);
-    await withServer({ workers: 0 }, async (s) => {
+    await withServer({ workers: 0, args: ['--lease', '2'] }, async (s) => {
       await s.upload('chess', chessShards({ shards: 2 }));
       const job = await s.submit(spec({ runtime: { restart: { every_micro_batches: 21 } } }));
       for (let nth = 1; (await s.job(job.id)).state !== 'completed'; nth++) {
@@ -94,7 +93,7 @@ for (const shuffle of [{ mode: 'buffer', size: 300 }, { mode: 'global', size: nu
         // the time it validates
         const killed = nth % 2 === 0;
         (await s.patch(`/v1/jobs/${job.id}`, { runtime: { restart: { every_micro_batches: killed ? 0 : 21 } } })).expect(200);
-        const w = s.startWorker({ args: ['--once'] });
+        const w = s.startWorker({ local: true, args: ['--once'] });
         if (killed) {
           await until('it to train', async () => {
             const [l] = (await s.leases(job.id)).slice(-1);
