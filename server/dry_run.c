@@ -196,6 +196,10 @@ int dry_run(struct store *st, const struct spec *spec, int64_t now_ms,
     int r = job_check(st, spec, err);
     if (r >= 0)
         r = snapshot_guess(st, spec, &frozen, err);
+    if (r == ERR_IO && spec->data.root) { /* a job would wait for it */
+        struct err why = *err;
+        return err_set(err, ERR_BUSY, "%s", why.text);
+    }
     if (r < 0)
         return r;
     bool known = r > 0;

@@ -123,8 +123,9 @@ static void dir_close(DIR **d)
 
 static int cannot_read(const struct walk *w, const char *at, struct err *err)
 {
-    return err_set(err, ERR_IO, "cannot read folder '%.300s' of root '%s': %s",
-                   *at ? at : ".", w->root, strerror(errno));
+    return err_set(
+        err, ERR_IO, "cannot read folder %s%s%.300s of root '%s': %s",
+        root_path(w->root), *at ? "/" : "", at, w->root, strerror(errno));
 }
 
 /* Can a file below this folder match? Not where the pattern's beginning, up to

@@ -353,6 +353,17 @@ test('a backup has the copies that open cycles read; indexes are made again', as
   });
 });
 
+test('a dry run on a folder that is away says which, and to try again', async () => {
+  await withRoot(async (s, dir) => {
+    put(dir, 'a.jsonl', some(0, 10));
+    (await s.post('/v1/jobs?dry_run=1', rootSpec())).expect(200);
+    fs.renameSync(dir, `${dir}-away`);
+    assert.ok((await s.post('/v1/jobs?dry_run=1', rootSpec())).problem(503).detail.includes(dir));
+    fs.renameSync(`${dir}-away`, dir);
+    (await s.post('/v1/jobs?dry_run=1', rootSpec())).expect(200);
+  });
+});
+
 test('a folder that is away is waited for', async () => {
   await withRoot(async (s, dir) => {
     put(dir, 'a.jsonl', some(0, 10));
