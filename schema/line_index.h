@@ -37,6 +37,7 @@ static inline int64_t line_entry_length(const struct line_entry *e)
 }
 
 /* Make one while the text streams by. */
+#define LINE_INDEX_WRITER_BYTES (64 * 1024) /* of memory, about */
 struct line_index_writer;
 int line_index_new(const char *path, struct line_index_writer **ret,
                    struct err *err);

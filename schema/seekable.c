@@ -173,6 +173,11 @@ int seekable_writer_end(struct seekable_writer *w, int64_t *ret_stored,
     return 0;
 }
 
+size_t seekable_writer_memory(const struct seekable_writer *w)
+{
+    return sizeof(*w) + w->cap_out + w->table.cap + ZSTD_sizeof_CCtx(w->zstd);
+}
+
 void seekable_writer_free(struct seekable_writer *w)
 {
     if (!w)

@@ -25,6 +25,7 @@ int seekable_write(struct seekable_writer *w, const void *text, size_t len,
 /* Last frame and table. *ret_stored: bytes of the file. */
 int seekable_writer_end(struct seekable_writer *w, int64_t *ret_stored,
                         struct err *err);
+size_t seekable_writer_memory(const struct seekable_writer *w); /* it holds */
 void seekable_writer_free(struct seekable_writer *w);
 
 /* Read. One thread at a time; it keeps the frames read last. Uses pread. */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #define PIECE (256 * 1024) /* of text, at a time */
 /* What `zstd -d` takes without being asked to: 128 MiB to look back. */
@@ -137,6 +138,11 @@ static int zstd_add(struct unpack *u, const void *data, size_t len,
         ZSTD_outBuffer out = {.dst = u->text, .size = PIECE};
         size_t before = in.pos;
         size_t r = ZSTD_decompressStream(u->zstd, &out, &in);
+        if (ZSTD_getErrorCode(r) == ZSTD_error_frameParameter_windowTooLarge)
+            return err_set(err, ERR_DATA,
+                           "the zstd stream looks back farther than %d MiB: "
+                           "compress it without --ultra or --long above %d",
+                           1 << (WINDOW_LOG_MAX - 20), WINDOW_LOG_MAX);
         if (ZSTD_isError(r))
             return damaged(u, u->offset + (int64_t)before, ZSTD_getErrorName(r),
                            err);
@@ -184,6 +190,11 @@ int unpack_end(struct unpack *u, struct err *err)
     if (u->within)
         return damaged(u, u->offset, "it is cut short", err);
     return 0;
+}
+
+size_t unpack_memory(const struct unpack *u)
+{
+    return sizeof(*u) + (u->zstd ? ZSTD_sizeof_DStream(u->zstd) : 0);
 }
 
 int64_t unpack_members(const struct unpack *u)

@@ -31,6 +31,8 @@ int unpack_add(struct unpack *u, const void *data, size_t len,
                unpack_text_fn *fn, void *arg, struct err *err);
 int unpack_end(struct unpack *u, struct err *err); /* ERR_DATA: it is cut */
 int64_t unpack_members(const struct unpack *u); /* members or frames that ended */
+/* Bytes it holds now; a zstd stream that looks far back, up to 128 MiB. */
+size_t unpack_memory(const struct unpack *u);
 void unpack_free(struct unpack *u);
 
 #ifdef __cplusplus

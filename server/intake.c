@@ -311,6 +311,13 @@ int intake_publish(struct intake *t, const char *dir, struct err *err)
     return 0;
 }
 
+size_t intake_memory(const struct intake *t)
+{
+    return sizeof(*t) + sizeof(*t->its) + t->its->carry.cap +
+           t->its->cap_blocks * sizeof(*t->blocks) +
+           (t->its->index ? LINE_INDEX_WRITER_BYTES : 0);
+}
+
 void intake_free(struct intake *t)
 {
     if (!t)

@@ -55,4 +55,6 @@ int64_t intake_ended_bytes(const struct intake *t);
 /* After intake_end: make the index DIR/index/<sha256>, replacing one that is
  * there. */
 int intake_publish(struct intake *t, const char *dir, struct err *err);
+/* Bytes it holds, but for the decoder's, which are of a record's size. */
+size_t intake_memory(const struct intake *t);
 void intake_free(struct intake *t); /* the index too, unless it was published */

@@ -7,6 +7,7 @@
 struct partial {
     char dataset[132], shard[132];
     struct upload *upload; /* NULL: this place is free */
+    size_t memory;         /* that it holds */
     int64_t since_ms;
 };
 
@@ -132,11 +133,33 @@ static struct partial *room(struct partials *p)
     return oldest;
 }
 
+/* Take out the oldest, if all together hold too much; with the mutex. */
+static struct upload *too_much(struct partials *p)
+{
+    struct partial *oldest = NULL;
+    size_t sum = 0;
+    for (int i = 0; i < PARTIALS_MAX; i++) {
+        struct partial *x = &p->v[i];
+        if (!x->upload)
+            continue;
+        sum += x->memory;
+        if (!oldest || x->since_ms < oldest->since_ms)
+            oldest = x;
+    }
+    if (sum <= PARTIALS_BYTES)
+        return NULL;
+    struct upload *u = oldest->upload;
+    oldest->upload = NULL;
+    return u;
+}
+
 void partials_keep(struct partials *p, const char *dataset, const char *shard,
                    struct upload *u, int64_t mono_ms)
 {
-    struct upload *drop = u;
-    if (u && u->received && !u->failed && !u->ended &&
+    struct upload *drop = u, *more[PARTIALS_MAX + 1];
+    int n = 0;
+    size_t memory = u && !u->failed && !u->ended ? upload_rest(u) : 0;
+    if (memory && u->received && !u->failed &&
         strlen(dataset) < sizeof(p->v[0].dataset) &&
         strlen(shard) < sizeof(p->v[0].shard)) {
         pthread_mutex_lock(&p->mutex);
@@ -147,9 +170,14 @@ void partials_keep(struct partials *p, const char *dataset, const char *shard,
         strcpy(x->dataset, dataset);
         strcpy(x->shard, shard);
         x->upload = u;
+        x->memory = memory;
         x->since_ms = mono_ms;
+        while ((more[n] = too_much(p)))
+            n++;
         pthread_mutex_unlock(&p->mutex);
     }
+    while (n)
+        upload_free(more[--n]);
     upload_free(drop);
 }
 

@@ -2,7 +2,8 @@
  *
  * What came of such a body stays in DIR/tmp, and how far its digests and its
  * decompression are in memory: so it lasts an hour, and no longer than this
- * server. At most PARTIALS_MAX are kept, one per name; the oldest go first. Any
+ * server. At most PARTIALS_MAX are kept, one per name, and of memory no more than
+ * PARTIALS_BYTES (a zstd stream may look 128 MiB back); the oldest go first. Any
  * thread may call. */
 #pragma once
 #include <stdbool.h>
@@ -10,6 +11,7 @@
 #include "schema/err.h"
 
 #define PARTIALS_MAX 32
+#define PARTIALS_BYTES ((size_t)64 << 20)
 #define PARTIAL_KEEP_MS (3600 * (int64_t)1000)
 
 struct partials;

@@ -118,6 +118,19 @@ int upload_part(struct upload *u, struct err *err)
     return u->way->part ? 0 : no_memory(err);
 }
 
+size_t upload_rest(struct upload *u)
+{
+    struct upload_way *way = u->way;
+    struct err err;
+    if (way->belt && belt_wait(way->belt, &err) < 0)
+        u->failed = true;
+    belt_free(way->belt); /* another is begun when it goes on */
+    way->belt = NULL;
+    return sizeof(*u) + (way->unpack ? unpack_memory(way->unpack) : 0) +
+           (way->writer ? seekable_writer_memory(way->writer) : 0) +
+           intake_memory(u->text);
+}
+
 /* ---- the first bytes ---- */
 
 static const struct {

@@ -45,7 +45,7 @@ struct upload {
     int64_t total;    /* of the body as announced; -1: it was not */
     bool failed, ended;
     uint8_t sha256[DIGEST_BYTES]; /* of the bytes received; by upload_end */
-    bool in_parts;                     /* upload_part was called */
+    bool in_parts;                /* upload_part was called */
     uint8_t part_sha256[DIGEST_BYTES]; /* then: of those since */
     struct upload_way *way;            /* upload.c's own */
 };
@@ -55,6 +55,9 @@ int upload_new(const char *tmp_dir, const struct upload_plan *plan,
                struct upload **ret, struct err *err);
 /* Another request goes on with it: part_sha256 begins here. */
 int upload_part(struct upload *u, struct err *err);
+/* No more comes for a while: let go of what it can be done without. The bytes of
+ * memory that it still holds. */
+size_t upload_rest(struct upload *u);
 /* ERR_MEDIA: compressed, and nobody said so; ERR_INVALID: not compressed as it
  * was said; ERR_DATA: damaged, or a record that does not fit the rules (line,
  * offset, field). Nothing may be added after an error. */

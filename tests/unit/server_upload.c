@@ -685,6 +685,45 @@ static void few_are_kept_and_not_for_long(void **state)
     assert_int_equal(files_in(tmp), 0);
 }
 
+static void what_is_kept_holds_little_memory(void **state)
+{
+    CLEANUP(buf_release) struct buf text = {0}, in = {0};
+    struct partials *p = NULL;
+    char name[16];
+    text_make(&text, 2000000);
+    ZSTD_CCtx *z = ZSTD_createCCtx();
+    ZSTD_CCtx_setParameter(z, ZSTD_c_windowLog, 24); /* 16 MiB */
+    ZSTD_CCtx_setParameter(z, ZSTD_c_contentSizeFlag, 0);
+    buf_reserve(&in, 3000000);
+    ZSTD_inBuffer from = {text.data, text.len, 0};
+    ZSTD_outBuffer to = {in.data, 3000000, 0};
+    /* not at one go, or the window is as small as the text */
+    ZSTD_compressStream2(z, &to, &from, ZSTD_e_continue);
+    while (ZSTD_compressStream2(z, &to, &from, ZSTD_e_end))
+        ;
+    ZSTD_freeCCtx(z);
+    in.len = to.pos;
+    assert_int_equal(partials_new(&p, &err), 0);
+    for (int i = 0; i < 8; i++) {
+        struct upload *u = begin_as(PACKING_ZSTD, true, NULL, false);
+        assert_int_equal(upload_add(u, in.data, in.len - 100, &err), 0);
+        size_t memory = upload_rest(u);
+        assert_in_range(memory, 16 << 20, 20 << 20);
+        snprintf(name, sizeof(name), "%d", i);
+        partials_keep(p, "set", name, u, 1000 + i);
+    }
+    for (int i = 0; i < 8; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        assert_int_equal(partials_offset(p, "set", name, 2000) > 0, i >= 5);
+    }
+    struct upload *u = partials_take(p, "set", "7", 2000);
+    assert_int_equal(upload_add(u, in.data + in.len - 100, 100, &err), 0);
+    assert_int_equal(upload_end(u, &err), 0);
+    check_stored(u, &text);
+    upload_free(u);
+    partials_free(p);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -710,6 +749,7 @@ int main(void)
         TEST(a_folder_that_is_gone_is_said),
         TEST(one_that_broke_off_goes_on_and_becomes_the_same),
         TEST(few_are_kept_and_not_for_long),
+        TEST(what_is_kept_holds_little_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
