@@ -90,6 +90,9 @@ static int walk_shard(struct search *s, int shard, entry_fn *fn,
     for (int64_t i = 0; i < x.n;) {
         int64_t end = x.n - i < STRETCH ? x.n : i + STRETCH;
         int64_t bytes = (end - i) * (int64_t)sizeof(*x.v);
+        r = line_index_check(&x, i, end - i, NULL, err);
+        if (r < 0)
+            return r;
         for (; i < end; i++) {
             if (line_entry_length(&x.v[i]) == 0)
                 continue; /* too long for a record */

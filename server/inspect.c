@@ -382,7 +382,8 @@ static int index_check(const struct inspect_shard *s, struct err *err)
     CLEANUP(line_index_close) struct line_index index = {0};
     if (digest_parse(s->sha256, sha256) < 0)
         return err_set(err, ERR_CORRUPT, "shard %s has no digest", s->name);
-    return line_index_open(s->index, sha256, s->records, &index, err);
+    int r = line_index_open(s->index, sha256, s->records, &index, err);
+    return r < 0 ? r : line_index_check(&index, 0, index.n, NULL, err);
 }
 
 static bool index_stop(void *arg)

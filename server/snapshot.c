@@ -179,10 +179,12 @@ int snapshot_count(const char *dir, const char *sha256, int64_t records,
     if (r < 0)
         return r;
     *ret = 0;
-    for (int64_t i = 0; fraction > 0 && i < index.n; i++)
+    if (fraction > 0)
+        r = line_index_check(&index, 0, index.n, NULL, err);
+    for (int64_t i = 0; r >= 0 && fraction > 0 && i < index.n; i++)
         *ret += line_is_held_out(index.v[i].hash, fraction);
     line_index_close(&index);
-    return 1;
+    return r >= 0;
 }
 
 /* 1: *ret is how many of a shard's records are held out; 0: its index must be

@@ -291,13 +291,23 @@ static int read_entries(struct shards *set, int shard, int64_t first, int64_t n,
     if (set->far) /* the server makes one, where there is none */
         return far_entries(set->far, shard, first, n, out, err);
     const struct line_entry *v = NULL;
+    struct shard *s = &set->v[shard];
+    int64_t bytes = 0;
     pthread_mutex_lock(&set->lock);
     int r = open_index(set, shard, &v, err);
+    if (r == 0 && !s->made) {
+        struct err why = {0};
+        r = line_index_check(&s->index, first, n, &bytes, &why);
+        if (r < 0) { /* made anew of the text, which is what counts */
+            r = make_index(set, shard, err);
+            v = s->made;
+        }
+    }
     pthread_mutex_unlock(&set->lock);
     if (r < 0)
         return r;
     memcpy(out, v + first, (size_t)n * sizeof *out);
-    atomic_fetch_add(&set->index_bytes, n * (int64_t)sizeof *out);
+    atomic_fetch_add(&set->index_bytes, bytes);
     return 0;
 }
 

@@ -173,7 +173,7 @@ test('an index is sent as well, and made again where it is missing', async () =>
     assert.equal(lease.records, 1500 - a.held_out - b.held_out);
     assert.ok(a.held_out > 100 && a.held_out < 300, `${a.held_out}`);
     const index = (await shard(w, 0, {}, '?part=index')).expect(200).body;
-    assert.equal(index.length, 64 + 16 * 1000);
+    assert.equal(index.length, 64 + 16 * 1000 + 8 * 4);
     assert.deepEqual(index, fs.readFileSync(a.index));
     // record 500 lies where the index says
     const place = index.readBigUInt64LE(64 + 16 * 500);
@@ -191,6 +191,16 @@ test('an index is sent as well, and made again where it is missing', async () =>
       });
       if (i === 0) assert.deepEqual(again.body, index);
     }
+    // and where it is not what was written, if only in the order of its records
+    const damaged = fs.openSync(a.index, 'r+');
+    fs.writeSync(damaged, index, 64 + 16 * 7, 16, 64 + 16 * 8);
+    fs.closeSync(damaged);
+    const mended = await until('the index to be made again', async () => {
+      const r = await shard(w, 0, { Range: 'bytes=64-95' }, '?part=index');
+      return r.status === 503 ? false : r.expect(206);
+    });
+    assert.deepEqual(mended.body, index.subarray(64, 96));
+    assert.deepEqual(fs.readFileSync(a.index), index);
     // of a text that is another one by now there is none
     fs.rmSync(a.index);
     fs.writeFileSync(path.join(dir, 'a.jsonl'), some(1, 1000));
@@ -347,7 +357,7 @@ test('a backup has the copies that open cycles read; indexes are made again', as
         const a = await shard(w, 0, {}, '?part=index');
         return a.status === 200 && a.body;
       });
-      assert.equal(index.length, 64 + 16 * 500);
+      assert.equal(index.length, 64 + 16 * 500 + 8 * 2);
       assert.ok(lease.data.shards[0].path.startsWith(`${to}/copies/`));
     });
   });

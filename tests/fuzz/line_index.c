@@ -64,8 +64,13 @@ static void any_file(struct in *in)
         is_refusal(r, &err, ERR_CORRUPT, ERR_CORRUPT);
         return;
     }
-    MUST(x.n == records && in->n == LINE_INDEX_HEAD + (size_t)x.n * sizeof *x.v,
+    MUST(x.n == records && in->n == LINE_INDEX_HEAD +
+                                        (size_t)x.n * sizeof *x.v +
+                                        ((size_t)x.n + LINE_INDEX_PAGE - 1) /
+                                            LINE_INDEX_PAGE * 8,
          "%lld records in %zu bytes", (long long)x.n, in->n);
+    r = line_index_check(&x, 0, x.n, NULL, &err);
+    MUST(r == 0 || r == ERR_CORRUPT, "code %d", r);
     for (int64_t i = 0; i < x.n; i++)
         MUST(line_entry_offset(&x.v[i]) >= 0 &&
                  line_entry_length(&x.v[i]) <= LINE_MAX_BYTES,
@@ -199,6 +204,7 @@ static void take_in(const char *text, size_t len, size_t piece,
     SHA256((const unsigned char *)text, len, sha);
     struct line_index x;
     MUST(line_index_open(file, sha, t->records, &x, &err) == 0, "%s", err.text);
+    MUST(line_index_check(&x, 0, x.n, NULL, &err) == 0, "%s", err.text);
     MUST(!x.n || !memcmp(x.v, want.v, (size_t)x.n * sizeof *x.v),
          "other entries");
     line_index_close(&x);

@@ -52,6 +52,11 @@ static void what_was_added_is_there(void **state)
         make(counts[k]);
         assert_int_equal(line_index_open(path, sum, counts[k], &x, &err), 0);
         assert_int_equal(x.n, counts[k]);
+        int64_t bytes;
+        assert_int_equal(line_index_check(&x, 0, x.n, &bytes, &err), 0);
+        assert_int_equal(bytes, 16 * x.n);
+        assert_int_equal(line_index_check(&x, 0, x.n, &bytes, &err), 0);
+        assert_int_equal(bytes, 0); /* looked at once */
         for (int64_t i = 0; i < x.n; i++) {
             assert_int_equal(line_entry_offset(&x.v[i]), i * 1000003);
             assert_int_equal(line_entry_length(&x.v[i]), i % 5000);
@@ -108,7 +113,7 @@ static void another_texts_index_and_a_damaged_one_are_refused(void **state)
     assert_int_equal(line_index_open(path, other, 10, &x, &err), ERR_CORRUPT);
     assert_int_equal(line_index_open(path, sum, 9, &x, &err), ERR_CORRUPT);
     assert_int_equal(line_index_open(path, sum, 11, &x, &err), ERR_CORRUPT);
-    assert_int_equal(truncate(path, 64 + 159), 0);
+    assert_int_equal(truncate(path, 64 + 167), 0);
     assert_int_equal(line_index_open(path, sum, 10, &x, &err), ERR_CORRUPT);
     assert_int_equal(truncate(path, 10), 0);
     assert_int_equal(line_index_open(path, sum, 0, &x, &err), ERR_CORRUPT);
@@ -120,6 +125,47 @@ static void another_texts_index_and_a_damaged_one_are_refused(void **state)
         c ^= 1;
         assert_int_equal(pwrite(fd, &c, 1, at), 1);
         assert_int_equal(line_index_open(path, sum, 10, &x, &err), ERR_CORRUPT);
+    }
+    /* an entry, or two that stand in each other's place, or a whole page that
+     * does: in the body and in the table of hashes */
+    for (int at = LINE_INDEX_HEAD; at < LINE_INDEX_HEAD + 600 * 16 + 3 * 8;
+         at += 7) {
+        make(600);
+        AUTO_FD int fd = open(path, O_RDWR | O_CLOEXEC);
+        unsigned char c;
+        assert_int_equal(pread(fd, &c, 1, at), 1);
+        c ^= 1;
+        assert_int_equal(pwrite(fd, &c, 1, at), 1);
+        int r = line_index_open(path, sum, 600, &x, &err);
+        if (at >= LINE_INDEX_HEAD + 600 * 16) {
+            assert_int_equal(r, ERR_CORRUPT);
+            continue;
+        }
+        assert_int_equal(r, 0);
+        int64_t entry = (at - LINE_INDEX_HEAD) / 16, page = entry / 256 * 256;
+        assert_int_equal(line_index_check(&x, entry, 1, NULL, &err),
+                         ERR_CORRUPT);
+        assert_int_equal(line_index_check(&x, 0, 600, NULL, &err), ERR_CORRUPT);
+        if (page)
+            assert_int_equal(line_index_check(&x, 0, page, NULL, &err), 0);
+        line_index_close(&x);
+    }
+    static const int swaps[][3] = {{3, 7, 1}, {0, 256, 256}, {10, 520, 1}};
+    for (size_t k = 0; k < 3; k++) {
+        make(600);
+        AUTO_FD int fd = open(path, O_RDWR | O_CLOEXEC);
+        struct line_entry a[256], b[256];
+        off_t at_a = LINE_INDEX_HEAD + 16 * swaps[k][0],
+              at_b = LINE_INDEX_HEAD + 16 * swaps[k][1];
+        size_t len = 16 * (size_t)swaps[k][2];
+        assert_int_equal(pread(fd, a, len, at_a), len);
+        assert_int_equal(pread(fd, b, len, at_b), len);
+        assert_int_equal(pwrite(fd, b, len, at_a), len);
+        assert_int_equal(pwrite(fd, a, len, at_b), len);
+        assert_int_equal(line_index_open(path, sum, 600, &x, &err), 0);
+        assert_int_equal(line_index_check(&x, swaps[k][0], 1, NULL, &err),
+                         ERR_CORRUPT);
+        line_index_close(&x);
     }
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
@@ -145,7 +191,8 @@ static void a_fraction_is_held_out_by_the_hash_alone(void **state)
     assert_in_range(few, 900, 1100);
     assert_int_equal(both, few); /* more held out are the same and more */
     assert_true(line_is_held_out(1, 1e-300));
-    assert_false(line_is_held_out(0, 0.999999999)); /* a line that is too long */
+    assert_false(
+        line_is_held_out(0, 0.999999999)); /* a line that is too long */
     assert_false(line_is_held_out(UINT64_MAX, 0.999999999));
 }
 
