@@ -173,10 +173,10 @@ static json_t *shard_row(const struct stmt *q, const char *checked)
                           "lines", col_int(q, 3), "sha256", col_text(q, 4),
                           "created_at", when_json(col_int(q, 5)), "form",
                           col_text(q, 6), "stored_bytes", col_int(q, 7));
+    bool by_it = checked && !strcmp(col_text(q, 8), checked);
     if (checked)
-        json_object_set_new(o, "checked",
-                            json_boolean(!strcmp(col_text(q, 8), checked)));
-    if (col_int(q, 9)) {
+        json_object_set_new(o, "checked", json_boolean(by_it));
+    if (col_int(q, 9) && by_it) { /* else counted by one that holds no more */
         json_object_set_new(o, "bad", json_integer(col_int(q, 9)));
         json_object_set_new(o, "bad_first", col_json_or_null(q, 10));
     }
@@ -448,7 +448,8 @@ int dataset_get(struct store *st, const char *name, json_t **ret,
             bytes += col_int(&q, 1);
             records += col_int(&q, 2);
             stored += col_int(&q, 7);
-            bad += col_int(&q, 9);
+            if (!strcmp(col_text(&q, 8), checked))
+                bad += col_int(&q, 9);
         }
     }
     if (r < 0)

@@ -135,7 +135,9 @@ static void handle_done(struct conn *c)
         log_failure(c, err);
         reply_problem(&c->reply, err, reply_status_of(err->code));
     } else if (c->reply.kind == REPLY_WAIT) {
-        if (!c->req.last_wait) {
+        /* one that only looks again now and then has a later time by now */
+        if (!c->req.last_wait ||
+            (!httpd_flushing(c->h) && c->reply.until_ms > server_mono_ms())) {
             if (conn_park(c, c->reply.notices, c->reply.until_ms))
                 return;
             conn_again(c);

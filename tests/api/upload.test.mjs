@@ -230,7 +230,9 @@ test('how much came of an upload is told when that is known, not before', async 
     await until('it to have begun', () => tmp(server).length > 0);
     const rest = await server.put(target, text.subarray(1 << 20), { 'Content-Range': `bytes ${1 << 20}-${text.length - 1}/${text.length}` });
     rest.problem(503);
-    const asked = server.request('HEAD', target); // it waits
+    const asked = server.request('HEAD', target); // it waits, and looks again
+    const begun = Date.now();
+    await until('it to have looked twice', () => Date.now() - begun > 350);
     req.destroy();
     const told = await asked;
     assert.deepEqual([told.status, told.headers['upload-offset']], [404, String(1 << 20)]);
