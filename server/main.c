@@ -285,6 +285,7 @@ int main(int argc, char **argv)
     };
     root_list =
         (struct root_list){s.options.data_roots, s.options.n_data_roots};
+    root_warn();
     lease_timing.expiry_ms = s.options.lease_s * (int64_t)1000;
     if (lease_timing.heartbeat_ms > lease_timing.expiry_ms / 5)
         lease_timing.heartbeat_ms = lease_timing.expiry_ms / 5;

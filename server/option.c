@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "schema/cleanup.h"
 #include "schema/json_read.h"
 
@@ -159,6 +160,16 @@ static bool is_name(const char *s, size_t len)
     return len && len <= 128;
 }
 
+static char *absolute(const char *path)
+{
+    char *whole = NULL, *here = *path == '/' ? NULL : getcwd(NULL, 0);
+    int n = *path == '/' ? asprintf(&whole, "%s", path)
+            : here       ? asprintf(&whole, "%s/%s", here, path)
+                         : -1;
+    free(here);
+    return n < 0 ? NULL : whole;
+}
+
 static int add_root(struct options *o, const char *value,
                     const struct option_source *from)
 {
@@ -183,13 +194,10 @@ static int add_root(struct options *o, const char *value,
     struct data_root *root = &o->data_roots[o->n_data_roots];
     root->name = strndup(value, (size_t)(eq - value));
     root->path = realpath(eq + 1, NULL);
-    if (!root->path) {
-        int e = errno;
-        free(root->name);
-        return bad(from, "cannot use the folder %s: %s", eq + 1, strerror(e));
-    }
+    if (!root->path) /* it may come later: a disk that is not there yet */
+        root->path = absolute(eq + 1);
     o->n_data_roots++;
-    return root->name ? 0 : no_memory(from->err);
+    return root->name && root->path ? 0 : no_memory(from->err);
 }
 
 static int add_host(struct options *o, const char *value,

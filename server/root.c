@@ -25,6 +25,21 @@ const char *root_path(const char *root)
     return NULL;
 }
 
+void root_warn(void)
+{
+    for (size_t i = 0; i < root_list.n; i++) {
+        const struct data_root *root = &root_list.v[i];
+        DIR *dir = opendir(root->path);
+        if (dir)
+            closedir(dir);
+        else
+            fprintf(stderr,
+                    "pawld: warning: cannot read the folder %s of data root "
+                    "'%s': %s; jobs on it wait until it can be read\n",
+                    root->path, root->name, strerror(errno));
+    }
+}
+
 int root_check(const char *root, struct err *err)
 {
     if (root_path(root))

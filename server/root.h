@@ -31,6 +31,8 @@ struct root_list {
 extern struct root_list root_list;
 /* Its folder, or NULL. */
 const char *root_path(const char *root);
+/* A line on stderr for each whose folder cannot be read now: jobs on it wait. */
+void root_warn(void);
 /* ERR_INVALID at /data/root: which there are. */
 int root_check(const char *root, struct err *err);
 

@@ -207,7 +207,7 @@ static void an_address_needs_a_port_and_no_name(void **state)
     free(a.text);
 }
 
-static void a_data_root_is_a_name_and_a_folder_that_exists(void **state)
+static void a_data_root_is_a_name_and_a_folder_that_may_come_later(void **state)
 {
     CLEANUP(options_release) struct options o = {0};
     struct options bad;
@@ -216,8 +216,15 @@ static void a_data_root_is_a_name_and_a_folder_that_exists(void **state)
         0);
     assert_string_equal(o.data_roots[0].name, "lab");
     assert_string_equal(o.data_roots[0].path, "/tmp");
-    static const char *const wrong[] = {"lab", "=/tmp", "a/b=/tmp",
-                                        "lab=/nonexistent"};
+    options_release(&o);
+    assert_int_equal(
+        parse(ARGS("--state", "s", "--data-root", "lab=/nonexistent/a",
+                   "--data-root", "b=nonexistent"),
+              ENV(NULL), &o),
+        0);
+    assert_string_equal(o.data_roots[0].path, "/nonexistent/a");
+    assert_int_equal(o.data_roots[1].path[0], '/');
+    static const char *const wrong[] = {"lab", "=/tmp", "a/b=/tmp", "lab="};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++)
         assert_int_equal(
             parse(ARGS("--state", "s", "--data-root", (char *)wrong[i]),
@@ -266,7 +273,8 @@ int main(void)
         cmocka_unit_test(a_share_or_time_that_cannot_be_is_refused),
         cmocka_unit_test(an_unknown_variable_is_a_warning),
         cmocka_unit_test(an_address_needs_a_port_and_no_name),
-        cmocka_unit_test(a_data_root_is_a_name_and_a_folder_that_exists),
+        cmocka_unit_test(
+            a_data_root_is_a_name_and_a_folder_that_may_come_later),
         cmocka_unit_test(a_lease_lasts_for_some_seconds),
         cmocka_unit_test(help_and_version_need_nothing_else),
     };
