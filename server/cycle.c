@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "schema/spec.h"
+#include "server/copies.h"
 #include "server/event.h"
 #include "server/job.h"
 #include "server/page.h"
@@ -155,9 +156,10 @@ int cycle_check_data(struct store *st, int64_t id, struct err *err)
     return r < 0 ? r : 0;
 }
 
-/* What reading found, and what it waits for. */
+/* What reading found, what it waits for, and whether what it was frozen to is in
+ * doubt. */
 static int load_survey(struct store *st, int64_t id, json_t **ret, char *waits,
-                       size_t cap, struct err *err)
+                       size_t cap, bool *ret_doubt, struct err *err)
 {
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_SURVEY);
     stmt_int(&q, ":id", id);
@@ -166,6 +168,7 @@ static int load_survey(struct store *st, int64_t id, json_t **ret, char *waits,
         return r;
     *ret = r > 0 ? col_json(&q, 0) : NULL;
     snprintf(waits, cap, "%s", r > 0 ? col_text(&q, 1) : "");
+    *ret_doubt = r > 0 && !strcmp(col_text(&q, 2), "doubt");
     return 0;
 }
 
@@ -261,9 +264,34 @@ static int freeze(struct store *st, struct cycle *c, const struct spec *spec,
     return n < 0 ? (int)n : freeze_done(st, c, s->data, now_ms, err);
 }
 
-/* Frozen before: only its time had to come. */
-static int due(struct store *st, struct cycle *c, struct err *err)
+/* 1: some copy is missing; or there are some, and they are in doubt. */
+static int has_to_look(struct store *st, int64_t id, bool doubt,
+                       struct err *err)
 {
+    if (!doubt)
+        return copies_missing(st, id, err);
+    AUTO_JSON json_t *copies = json_array();
+    int r = copies_of(st, id, copies, err);
+    return r < 0 ? r : json_array_size(copies) > 0;
+}
+
+/* Frozen before: its time had to come, and its copies must be there. */
+static int due(struct store *st, struct cycle *c, int64_t now_ms,
+               struct err *err)
+{
+    AUTO_JSON json_t *survey = NULL;
+    char waits[16];
+    bool doubt;
+    int look =
+        load_survey(st, c->id, &survey, waits, sizeof(waits), &doubt, err);
+    if (look >= 0 && !survey)
+        look = waits[0] ? 1 : has_to_look(st, c->id, doubt, err);
+    if (look > 0)
+        return wait_for_survey(st, c->id, waits, now_ms, err);
+    if (look >= 0)
+        look = snapshot_refused(survey, err);
+    if (look < 0)
+        return look;
     CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_DUE);
     stmt_int(&q, ":id", c->id);
     int64_t r = stmt_run(&q, err);
@@ -278,14 +306,15 @@ int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
                 struct err *err)
 {
     if (c->steps >= 0)
-        return due(st, c, err);
+        return due(st, c, now_ms, err);
     CLEANUP(spec_release) struct spec spec = {0};
     CLEANUP(snapshot_release) struct snapshot s = {0};
     AUTO_JSON json_t *survey = NULL;
     char waits[16];
+    bool doubt;
     int r = cycle_spec(st, c, &spec, err);
     if (r >= 0)
-        r = load_survey(st, c->id, &survey, waits, sizeof(waits), err);
+        r = load_survey(st, c->id, &survey, waits, sizeof(waits), &doubt, err);
     if (r >= 0)
         r = snapshot_make(st, &spec, c->job, survey, &s, err);
     if (r < 0)
@@ -295,6 +324,29 @@ int cycle_ready(struct store *st, struct cycle *c, int64_t now_ms,
     if (s.wanted)
         return wait_for_records(st, c->id, &spec, &s, now_ms, err);
     return freeze(st, c, &spec, &s, now_ms, err);
+}
+
+int cycle_back(struct store *st, const struct cycle *c, int64_t now_ms,
+               struct err *err)
+{
+    int r = copies_missing(st, c->id, err);
+    if (r <= 0)
+        return r;
+    CLEANUP(txn_end) struct txn txn = TXN_INIT;
+    r = txn_begin(&txn, st, err);
+    if (r < 0)
+        return r;
+    {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_BACK);
+        stmt_int(&q, ":id", c->id);
+        int64_t n = stmt_run(&q, err);
+        if (n < 0)
+            return (int)n;
+    }
+    r = job_settle(st, c->job, false, now_ms, err);
+    if (r >= 0)
+        r = txn_commit(&txn, err);
+    return r < 0 ? r : 1;
 }
 
 int cycle_again(struct store *st, const struct cycle *c, const char *reason,

@@ -76,6 +76,10 @@ int cycle_data(struct store *st, int64_t id, json_t **ret, struct err *err);
 /* Told, within the transaction, of a cycle whose data must be read first: sees
  * to it that it is, once that is committed. Set once, by survey.c. */
 extern void (*cycle_wants_survey)(int64_t cycle);
+/* 1: a ready one's copies (copies.h) are not all there: it waits for a survey to
+ * make them again. */
+int cycle_back(struct store *st, const struct cycle *c, int64_t now_ms,
+               struct err *err);
 /* Ready or waiting again after a lease, for `reason`. It stands at `step`. */
 int cycle_again(struct store *st, const struct cycle *c, const char *reason,
                 bool front, int64_t not_before_ms, int64_t step, int64_t epoch,

@@ -138,6 +138,11 @@ int frozen_find(struct store *st, int64_t lease, int64_t n, struct frozen *ret,
 
 /* ---- open ---- */
 
+static bool is_copy(const struct frozen *f)
+{
+    return !f->root && !strncmp(f->path, "copies/", strlen("copies/"));
+}
+
 static int open_below(const char *dir, const struct frozen *f, struct stat *ret,
                       struct err *err)
 {
@@ -145,6 +150,10 @@ static int open_below(const char *dir, const struct frozen *f, struct stat *ret,
     if (asprintf(&path, "%s/%s", dir, f->path) < 0)
         return err_set(err, ERR_NOMEM, "no memory for a path");
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT && is_copy(f))
+        return root_blame(err, f->name, 0,
+                          "cannot be read: the copy of it that pawld made is "
+                          "gone; retry the job, and it is made again");
     if (fd < 0)
         return root_not_open(f->name, path, err);
     if (fstat(fd, ret) < 0 || !S_ISREG(ret->st_mode)) {
@@ -206,8 +215,13 @@ static bool stopped(void *arg)
 static int make(struct errand *e, void *arg, struct err *err)
 {
     struct making *m = arg;
-    return survey_index(m->dir, m->path, m->f.form, m->f.bytes, m->f.sha256,
-                        stopped, e, err);
+    int r = survey_index(m->dir, m->path, m->f.form, m->f.bytes, m->f.sha256,
+                         stopped, e, err);
+    if (r == ERR_DATA && is_copy(&m->f)) /* by the name that people know */
+        return root_blame(err, m->f.name, 0,
+                          "cannot be read: the copy of it that pawld made is "
+                          "damaged; retry the job, and it is made again");
+    return r;
 }
 
 static int begin_making(const char *dir, const struct frozen *f,

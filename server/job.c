@@ -329,6 +329,13 @@ int job_retry(struct store *st, int64_t id, int64_t now_ms, struct err *err)
     if (r < 0)
         return r;
     {
+        CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_DOUBT);
+        stmt_int(&q, ":job", id);
+        int64_t n = stmt_run(&q, err);
+        if (n < 0)
+            return (int)n;
+    }
+    {
         CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_JOB_RETRY);
         stmt_int(&q, ":id", id);
         int64_t n = stmt_run(&q, err);

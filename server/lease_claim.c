@@ -229,8 +229,12 @@ static int take_turn(struct store *st, struct turn *t,
     for (int i = 0; i < BEHIND_MAX; i++) {
         CLEANUP(fit_release) struct fit f = {0};
         int r = match_cycle(st, t->cycle, in, &f, err);
-        if (r > 0)
-            r = take_cycle(st, &f, in, worker_id, now_ms, mono_ms, ret_id, err);
+        if (r > 0) {
+            r = cycle_back(st, &f.c, now_ms, err);
+            if (r == 0)
+                r = take_cycle(st, &f, in, worker_id, now_ms, mono_ms, ret_id,
+                               err);
+        }
         if (r < 0 || *ret_id)
             return r;
         r = owner_behind(st, t, err);

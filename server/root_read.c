@@ -359,7 +359,7 @@ static int sync_folder(const char *path, struct err *err)
     return 0;
 }
 
-/* DIR/copies/<sha256>.zst; one that is there already has that text as well. */
+/* DIR/copies/<sha256>.zst, in place of one that is there: that may be damaged. */
 static int publish_copy(struct store *st, struct root_read *read, char *rel,
                         size_t cap, struct err *err)
 {
@@ -371,9 +371,7 @@ static int publish_copy(struct store *st, struct root_read *read, char *rel,
     if (mkdir(folder, 0700) < 0 && errno != EEXIST)
         return err_set(err, errno == ENOSPC ? ERR_NOSPACE : ERR_IO,
                        "cannot make %s: %s", folder, strerror(errno));
-    if (access(path, R_OK) == 0)
-        unlink(read->copy);
-    else if (rename(read->copy, path) < 0)
+    if (rename(read->copy, path) < 0)
         return err_set(err, errno == ENOSPC ? ERR_NOSPACE : ERR_IO,
                        "cannot publish %s: %s", path, strerror(errno));
     free(read->copy);

@@ -453,6 +453,12 @@ int snapshot_rows(struct store *st, const struct spec *spec, json_t *names,
     return 0;
 }
 
+int snapshot_refused(const json_t *survey, struct err *err)
+{
+    const json_t *error = json_object_get(survey, "error");
+    return error ? survey_error(error, err) : 0;
+}
+
 int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
                   const json_t *survey, struct snapshot *ret, struct err *err)
 {
@@ -460,8 +466,9 @@ int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
     int r = snapshot_check(st, spec, err);
     if (r < 0)
         return r;
-    if (json_object_get(survey, "error"))
-        return survey_error(json_object_get(survey, "error"), err);
+    r = snapshot_refused(survey, err);
+    if (r < 0)
+        return r;
     if (d->root && !survey)
         return 0;
     CLEANUP(snapshot_release) struct snapshot s = {.data = json_object()};

@@ -36,6 +36,8 @@ void snapshot_release(struct snapshot *s);
  * ERR_DATA with the shard when one is empty, or what the survey found. */
 int snapshot_make(struct store *st, const struct spec *spec, int64_t job,
                   const json_t *survey, struct snapshot *ret, struct err *err);
+/* What a survey could not read: as it said. 0: it could. */
+int snapshot_refused(const json_t *survey, struct err *err);
 /* The shards that a dry run looks at: like snapshot_make's, but files of a root
  * that nobody has read yet stand with their size alone ("records" null). On a
  * reader, for it lists a root's files. */

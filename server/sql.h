@@ -200,7 +200,7 @@ SQL(CYCLE_FREEZE, "UPDATE cycles SET state = 'ready', data_digest = :digest,"
                   " take = :take, uses_left = :uses_left, waits = NULL,"
                   " looked = NULL, look_ms = NULL, survey = NULL,"
                   " reason = 'waits for a worker' WHERE id = :id")
-SQL(CYCLE_SURVEY, "SELECT survey, waits FROM cycles WHERE id = :id")
+SQL(CYCLE_SURVEY, "SELECT survey, waits, looked FROM cycles WHERE id = :id")
 SQL(CYCLE_SURVEYED, "UPDATE cycles SET survey = :survey WHERE id = :id")
 SQL(CYCLE_WAITS, "UPDATE cycles SET waits = :waits, looked = :looked,"
                  " look_ms = :look_ms, survey = NULL, reason = :reason"
@@ -211,9 +211,10 @@ SQL(CYCLE_WAITING_FOR,
     " json_extract(coalesce(c.spec, j.spec), '$.data.dataset')"
     " FROM cycles c INDEXED BY cycles_waits JOIN jobs j ON j.id = c.job_id"
     " WHERE c.waits IS NOT NULL AND c.state = 'waiting'")
-SQL(DATASET_LOOK, "SELECT count(*) || ' ' || coalesce(max(s.id), 0) FROM shards s"
-                  " JOIN datasets d ON d.id = s.dataset_id"
-                  " WHERE d.name = :name")
+SQL(DATASET_LOOK,
+    "SELECT count(*) || ' ' || coalesce(max(s.id), 0) FROM shards s"
+    " JOIN datasets d ON d.id = s.dataset_id"
+    " WHERE d.name = :name")
 SQL(CYCLE_USES_LEFT, "SELECT uses_left FROM cycles WHERE job_id = :job"
                      " AND state = 'done' AND uses_left IS NOT NULL"
                      " ORDER BY number DESC LIMIT 1")
@@ -227,8 +228,19 @@ SQL(JOB_RECORDS_PUT,
     " hash = :hash")
 SQL(CYCLE_STARTS, "UPDATE cycles SET starts_ms = :ms WHERE id = :id"
                   " AND starts_ms IS NOT :ms")
-SQL(CYCLE_DUE, "UPDATE cycles SET state = 'ready', not_before_ms = NULL"
+SQL(CYCLE_DUE, "UPDATE cycles SET state = 'ready', not_before_ms = NULL,"
+               " reason = iif(waits IS NULL, reason, 'waits for a worker'),"
+               " waits = NULL, looked = NULL, look_ms = NULL, survey = NULL"
                " WHERE id = :id")
+/* what it was frozen to must be made again first */
+SQL(CYCLE_BACK,
+    "UPDATE cycles SET state = 'waiting', since_ms = NULL WHERE id = :id"
+    " AND state = 'ready'")
+/* its job failed for its data: are the copies as they were? */
+SQL(CYCLE_DOUBT, "UPDATE cycles SET looked = 'doubt' WHERE job_id = :job"
+                 " AND state = 'failed' AND data_digest IS NOT NULL"
+                 " AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = :job"
+                 "  AND json_extract(j.error, '$.code') = 'data')")
 SQL(CYCLE_AGAIN, "UPDATE cycles SET state = :state, reason = :reason,"
                  " front = :front, not_before_ms = :not_before, step = :step,"
                  " epoch = :epoch, records_done = :records,"
@@ -808,6 +820,10 @@ SQL(JOB_LEASED, "UPDATE jobs SET threads = coalesce(threads, :threads),"
                 " exact_why = :why WHERE id = :id")
 SQL(JOB_INEXACT, "UPDATE jobs SET inexact = inexact + :n WHERE id = :id")
 SQL(SNAPSHOT_GET, "SELECT data FROM snapshots WHERE cycle_id = :cycle")
+SQL(SNAPSHOT_COPIES,
+    "SELECT e.value FROM snapshots n, json_each(n.data, '$.shards') e"
+    " WHERE n.cycle_id = :cycle AND instr(n.data, '\"copies/') > 0"
+    " AND json_extract(e.value, '$.path') LIKE 'copies/%'")
 /* those for validation follow on */
 SQL(SNAPSHOT_SHARD,
     "SELECT coalesce(json_extract(s.data, '$.shards[' || :n || ']'),"

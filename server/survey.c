@@ -6,6 +6,7 @@
 #include <string.h>
 #include "schema/cleanup.h"
 #include "schema/spec.h"
+#include "server/copies.h"
 #include "server/cycle.h"
 #include "server/errand.h"
 #include "server/intake.h"
@@ -29,6 +30,7 @@ struct survey {
     int64_t cycle;
     struct spec spec;
     bool full;   /* the disk is */
+    bool frozen; /* only its copies are looked through */
     bool wanted; /* the cycle waits for it, still */
     struct root_files files;
     json_t *shards;    /* of a dataset: as snapshot rows */
@@ -56,6 +58,14 @@ static void survey_release(struct survey *s)
 
 /* ---- on the lanes ---- */
 
+static int waits_for_data(struct store *st, int64_t cycle, struct err *err)
+{
+    CLEANUP(stmt_end) struct stmt q = stmt_use(st, SQL_CYCLE_SURVEY);
+    stmt_int(&q, ":id", cycle);
+    int r = stmt_row(&q, err);
+    return r > 0 ? !strcmp(col_text(&q, 1), "data") : r;
+}
+
 /* Does the cycle wait for it? Its row, its job's spec. On the writer, whose
  * transaction asked for it: it is committed, or came to nothing. */
 static int on_load(void *arg, struct ctx *ctx, struct err *err)
@@ -65,8 +75,14 @@ static int on_load(void *arg, struct ctx *ctx, struct err *err)
     int r = cycle_load(ctx->st, s->cycle, &c, err);
     if (r == ERR_NOT_FOUND)
         return 0;
-    if (r >= 0 && (strcmp(c.state, "waiting") || c.steps >= 0))
+    if (r >= 0 && strcmp(c.state, "waiting"))
         return 0;
+    if (r >= 0 && c.steps >= 0) {
+        r = waits_for_data(ctx->st, s->cycle, err);
+        if (r <= 0)
+            return r;
+        s->frozen = true;
+    }
     if (r >= 0)
         r = cycle_spec(ctx->st, &c, &s->spec, err);
     if (r < 0)
@@ -81,11 +97,8 @@ static int on_say(void *arg, struct ctx *ctx, struct err *err)
     struct survey *s = arg;
     struct cycle c;
     char why[96];
-    CLEANUP(stmt_end) struct stmt q = stmt_use(ctx->st, SQL_CYCLE_SURVEY);
-    stmt_int(&q, ":id", s->cycle);
-    int r = stmt_row(&q, err);
-    bool data = r > 0 && !strcmp(col_text(&q, 1), "data");
-    stmt_end(&q);
+    int r = waits_for_data(ctx->st, s->cycle, err);
+    bool data = r > 0;
     if (r >= 0)
         r = cycle_load(ctx->st, s->cycle, &c, err);
     if (r == ERR_NOT_FOUND || (r >= 0 && strcmp(c.state, "waiting"))) {
@@ -131,6 +144,12 @@ static int on_forget(void *arg, struct ctx *ctx, struct err *err)
     return root_forget(ctx->st, s->spec.data.root, &s->files, err);
 }
 
+static int on_copies(void *arg, struct ctx *ctx, struct err *err)
+{
+    struct survey *s = arg;
+    return copies_of(ctx->st, s->cycle, s->shards, err);
+}
+
 static int on_rows(void *arg, struct ctx *ctx, struct err *err)
 {
     struct survey *s = arg;
@@ -144,7 +163,7 @@ static int on_found(void *arg, struct ctx *ctx, struct err *err)
     struct cycle c;
     int r = cycle_load(ctx->st, s->cycle, &c, err);
     if (r == ERR_NOT_FOUND ||
-        (r >= 0 && (strcmp(c.state, "waiting") || c.steps >= 0)))
+        (r >= 0 && (strcmp(c.state, "waiting") || (c.steps >= 0) != s->frozen)))
         return 0; /* nobody waits for it any more */
     if (r < 0)
         return r;
@@ -225,6 +244,45 @@ static int read_file(struct survey *s, const struct root_file *f,
     s->begun += f->bytes;
     s->done = s->begun;
     return lanes_call(s->lanes, LANE_WRITE, on_keep, s, err);
+}
+
+/* The copy of a text that was read before, from the file below the root. */
+static int copy_again(struct survey *s, const json_t *shard, struct err *err)
+{
+    CLEANUP(root_read_release) struct root_read read = {0};
+    const char *name = json_string_value(json_object_get(shard, "name"));
+    const char *sha256 = json_string_value(json_object_get(shard, "sha256"));
+    int r = root_read_file(s->dir, s->spec.data.root, name, stop, progress, s,
+                           &read, err);
+    if (r < 0)
+        return r;
+    if (!read.copy || strcmp(read.intake->sha256, sha256))
+        return root_blame(err, name, 0,
+                          "was edited since it was read, and its copy is "
+                          "missing or damaged");
+    s->name = name;
+    s->read = &read;
+    return lanes_call(s->lanes, LANE_WRITE, on_keep, s, err);
+}
+
+/* A frozen cycle's copies: those that are not what they were are made again. */
+static int see_copies(struct survey *s, struct err *err)
+{
+    int r = lanes_call(s->lanes, LANE_READ, on_copies, s, err);
+    size_t i;
+    json_t *one;
+    json_array_foreach(s->shards, i, one) s->all +=
+        json_integer_value(json_object_get(one, "stored_bytes"));
+    json_array_foreach(s->shards, i, one)
+    {
+        if (r >= 0)
+            r = copies_check(s->dir, one, stop, s, err);
+        if (r == 0)
+            r = copy_again(s, one, err);
+        s->begun += json_integer_value(json_object_get(one, "stored_bytes"));
+        s->done = s->begun;
+    }
+    return r < 0 ? r : 0;
 }
 
 static int read_root(struct survey *s, struct err *err)
@@ -374,6 +432,11 @@ static int see_indexes(struct survey *s, struct err *err)
             r = err_set(err, ERR_BUSY, "stopped");
         if (r >= 0)
             r = see_index(s, one, err);
+        if (r == ERR_DATA && s->spec.data.root && copies_is(one)) {
+            r = copy_again(s, one, err); /* and its index */
+            if (r >= 0)
+                r = see_index(s, one, err);
+        }
     }
     return r < 0 ? r : 0;
 }
@@ -386,9 +449,12 @@ static int look(struct survey *s, struct err *err)
     s->names = json_array();
     s->shards = json_array();
     s->counts = json_object();
-    if (s->spec.data.root)
+    if (s->frozen)
+        r = see_copies(s, err);
+    else if (s->spec.data.root)
         r = read_root(s, err);
-    if (r >= 0 && (snapshot_needs_index(&s->spec) || !s->spec.data.root))
+    if (r >= 0 && !s->frozen &&
+        (snapshot_needs_index(&s->spec) || !s->spec.data.root))
         r = see_indexes(s, err);
     if (r < 0)
         return r;

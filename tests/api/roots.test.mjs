@@ -332,7 +332,7 @@ test('a server that is killed while it reads goes on with that when it is back',
     assert.equal(lease.records, 6 * 80_001);
     for (const [i, f] of lease.data.shards.entries()) {
       assert.equal(f.sha256, sha256(text(i)));
-      assert.equal(fs.statSync(f.index).size, 64 + 16 * 80_001);
+      assert.equal(fs.statSync(f.index).size, 64 + 16 * 80_001 + 8 * 313);
     }
     assert.deepEqual(fs.readdirSync(path.join(s.dir, 'tmp')), []);
   });
@@ -361,6 +361,142 @@ test('a backup has the copies that open cycles read; indexes are made again', as
       assert.ok(lease.data.shards[0].path.startsWith(`${to}/copies/`));
     });
   });
+});
+
+// A job whose lease failed for its data, as a worker says it.
+const failData = async (w, name) => (await w.release('failed', 'data', 0, {
+  error: { code: 'data', detail: `shard '${name}' was edited after the cycle's data was frozen`, shard: name, offset: 0 },
+})).expect(200);
+const damage = (file) => {
+  const bytes = fs.readFileSync(file);
+  bytes.fill(0x55, bytes.length >> 1, (bytes.length >> 1) + 8);
+  fs.writeFileSync(file, bytes);
+};
+
+test('a copy that is missing is made again before a worker gets the cycle', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 3000);
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(text));
+    put(dir, 'b.jsonl', some(1, 10));
+    const { id } = await s.submit(rootSpec());
+    await frozen(s, id);
+    const copy = path.join(s.dir, 'copies', `${sha256(text)}.zst`);
+    const was = fs.readFileSync(copy);
+    fs.rmSync(copy);
+    const w = new FakeWorker(s);
+    const lease = await until('a lease', async () => {
+      const r = await w.claim();
+      return r.status === 201 && r.json;
+    });
+    assert.equal(lease.data.shards[0].path, copy);
+    assert.deepEqual(fs.readFileSync(copy), was);
+    assert.equal((await shard(w, 0)).expect(200).text, text);
+    // under a worker: it is told by the name that people know, and a retry helps
+    fs.rmSync(copy);
+    const p = (await shard(w, 0)).problem(409);
+    assert.equal(p.shard, 'a.jsonl.gz');
+    assert.doesNotMatch(p.detail, new RegExp(sha256(text)));
+    await failData(w, 'a.jsonl.gz');
+    assert.equal((await s.job(id)).state, 'failed');
+    (await s.post(`/v1/jobs/${id}/retry`)).expect(200);
+    await frozen(s, id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+    // of a file that has another text by now it cannot be made
+    fs.rmSync(copy);
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(some(2, 3000)));
+    (await w.reborn().claim()).expect(204);
+    const end = await failed(s, id);
+    assert.match(end.reason, /^shard 'a\.jsonl\.gz' was edited since it was read, and its copy is missing or damaged/);
+    assert.equal(end.error.shard, 'a.jsonl.gz');
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(text));
+    (await s.post(`/v1/jobs/${id}/retry`)).expect(200);
+    await frozen(s, id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+    // a folder that is away is waited for, as at first
+    fs.rmSync(copy);
+    fs.renameSync(dir, `${dir}-away`);
+    (await w.reborn().claim()).expect(204);
+    await until('the job to say so', async () => /cannot read its data, tries again/.test((await s.job(id)).reason));
+    fs.renameSync(`${dir}-away`, dir);
+    await frozen(s, id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+  });
+});
+
+test('a copy that is damaged is made again by a retry; one of which nothing is left to make it of stays', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 3000);
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(text));
+    const { id } = await s.submit(rootSpec());
+    await frozen(s, id);
+    const copy = path.join(s.dir, 'copies', `${sha256(text)}.zst`);
+    const was = fs.readFileSync(copy);
+    damage(copy);
+    const w = new FakeWorker(s);
+    (await w.claim()).expect(201);
+    assert.equal((await shard(w, 0, { Range: 'bytes=0-99' })).status === 206, true);
+    await failData(w, 'a.jsonl.gz');
+    (await s.post(`/v1/jobs/${id}/retry`)).expect(200);
+    await frozen(s, id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+    (await w.reborn().claim()).expect(201);
+    assert.equal((await shard(w, 0)).expect(200).text, text);
+    // a sound one is not lost to a failure that was not its own
+    fs.rmSync(path.join(dir, 'a.jsonl.gz'));
+    await failData(w, 'a.jsonl.gz');
+    (await s.post(`/v1/jobs/${id}/retry`)).expect(200);
+    await frozen(s, id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+    // a damaged one, and the file is gone: said by its name
+    damage(copy);
+    (await w.reborn().claim()).expect(201);
+    await failData(w, 'a.jsonl.gz');
+    (await s.post(`/v1/jobs/${id}/retry`)).expect(200);
+    assert.match((await failed(s, id)).reason, /^shard 'a\.jsonl\.gz' is missing: there is no file/);
+  });
+});
+
+test('a file that is read again has its copy replaced, and an index is not made of a damaged one', async () => {
+  await withRoot(async (s, dir) => {
+    const text = some(0, 3000);
+    put(dir, 'a.jsonl.gz', zlib.gzipSync(text));
+    const one = await s.submit(rootSpec());
+    await frozen(s, one.id);
+    const copy = path.join(s.dir, 'copies', `${sha256(text)}.zst`);
+    const was = fs.readFileSync(copy);
+    damage(copy);
+    fs.utimesSync(path.join(dir, 'a.jsonl.gz'), 1e9, 1e9);
+    await frozen(s, (await s.submit(rootSpec())).id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+    // the index is gone, and what it would be made of is damaged
+    damage(copy);
+    fs.rmSync(path.join(s.dir, 'index', sha256(text)));
+    await frozen(s, (await s.submit(rootSpec({ training: { shuffle: { mode: 'global' } } }))).id);
+    assert.deepEqual(fs.readFileSync(copy), was);
+  });
+});
+
+test('a server starts although a folder is not there, says so, and waits for it', async () => {
+  const dir = scratch();
+  const files = path.join(dir, 'games');
+  fs.mkdirSync(files);
+  try {
+    await withServer({ workers: 0, args: ['--data-root', `games=${files}`] }, async (s) => {
+      put(files, 'a.jsonl', some(0, 10));
+      const { id } = await s.submit(rootSpec({ cycles: 0 }));
+      fs.renameSync(files, `${files}-away`);
+      await s.kill9();
+      await s.launch();
+      assert.match(s.log, /warning: cannot read the folder .*games of data root 'games': No such file/);
+      assert.deepEqual((await s.get('/v1/info')).json.data_roots, ['games']);
+      (await s.post(`/v1/jobs/${id}/cycles`)).expect(201);
+      await until('the job to say so', async () => /cannot read/.test((await s.job(id)).reason));
+      fs.renameSync(`${files}-away`, files);
+      await frozen(s, id);
+    });
+  } finally {
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
 });
 
 test('a dry run on a folder that is away says which, and to try again', async () => {
