@@ -149,6 +149,8 @@ test('kill -9 of worker and server, a cache emptied and damaged while it trains:
       await s.kill9();
       const late = s.startWorker({ args }); // is there before its server
       await s.launch();
+      const before = (await s.leases(job.id)).length;
+      await until('it to have the job', async () => (await s.leases(job.id)).length > before || (await s.job(job.id)).state === 'completed');
       await past(15);
       signal(late.pid, 'SIGTERM');
       assert.equal((await late.ended).code, 0, late.output);
